@@ -27,6 +27,7 @@ LOCAL_MEMORY = ("LDL", "STL")
 # Kernel (prefix of its demangled name) -> (instruction, purpose), each required at least once. A kernel of the table
 # that is missing in the input fails too, so that the table follows the code.
 MMA = (("HMMA", "mma.sync"), ("LDSM", "ldmatrix"), ("LDGSTS", "cp.async"))
+WARPGROUPS = (("LDSM", "ldmatrix"), ("HGMMA", "wgmma"), ("UTMALDG", "bulk copies"))
 RULES = {
     "ChunkScanKernel": MMA,
     "ChannelScanKernel": MMA,
@@ -45,8 +46,8 @@ RULES = {
     "pairs::QueryGradientKernel": MMA,
     "pairs::KeyGradientKernel": MMA,
     "pairs::BiasGradientKernel": MMA,
-    "WarpgroupScanKernel": MMA[:2] + (("HGMMA", "wgmma"), ("UTMALDG", "bulk copies")),
-    "WarpgroupGradientsKernel": MMA[1:2] + (("HGMMA", "wgmma"), ("UTMALDG", "bulk copies")),
+    "WarpgroupScanKernel": WARPGROUPS,
+    "WarpgroupGradientsKernel": WARPGROUPS,
 }
 # Kernels that have a body only for one architecture.
 ONLY_FOR = {"WarpgroupScanKernel": "sm_90a", "WarpgroupGradientsKernel": "sm_90a"}

@@ -66,8 +66,9 @@ constexpr int ChannelGradientsSharedBytes(int k) {
 // The wgmma scan, for blocks with this many columns of V: stages of q, k, v and tables; two stages
 // of scores; a stage of out.
 constexpr int kWarpgroupColumns = 128, kWarpgroupStages = 3;
+constexpr int kPairTablesBytes = kDecayTablesBytes + kChunk * 8 * 4;  // PairTables
 constexpr int WarpgroupScanBytes(int k) {
-  return kWarpgroupStages * (kChunk * (2 * k + kWarpgroupColumns) * 2 + kDecayTablesBytes) +
+  return kWarpgroupStages * (kChunk * (2 * k + kWarpgroupColumns) * 2 + kPairTablesBytes) +
          2 * kChunk * kChunk * 2 + kOutTokens * kWarpgroupColumns * 2;
 }
 // The states of all chunks: stages of x, y and factors.
@@ -79,7 +80,7 @@ constexpr int kChunkStatesBytes =
 // sums.
 constexpr int kChunkGradSumsBytes = (8 * kChunk + 4) * 4;  // ChunkGradSums
 constexpr int WarpgroupGradBytes(int k, int v) {
-  return 2 * kChunk * (k + v) * 2 + k * v * 2 + kChunk * kChunk * 2 + kDecayTablesBytes +
+  return 2 * kChunk * (k + v) * 2 + k * v * 2 + kChunk * kChunk * 2 + kPairTablesBytes +
          kChunkGradSumsBytes;
 }
 // Backward: stages of q, k, v, dout; R; scores and their gradients; a stage of outputs.

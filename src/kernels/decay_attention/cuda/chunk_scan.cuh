@@ -19,7 +19,6 @@ namespace halflife::kernels::decay {
 template <int kK_, int kV_, bool kNormalised_>
 struct ChunkScanConfig {
   static constexpr int kK = kK_, kV = kV_;
-  static constexpr int kTileColumns = kK;  // of q and k in shared memory: a whole row
   static constexpr bool kNormalised = kNormalised_;
   static constexpr int kWarps = kV / 16, kThreads = 32 * kWarps;
   // Registers allow no more blocks: the state takes kK / 2 per thread.
@@ -53,24 +52,22 @@ HL_DEVICE void LoadChunk(const ChunkScanShared<Config>& smem, const DecayAttenti
                          chunk.length);
 }
 
-// scores_rs = scale c_s w_rs q_r k_s for s <= r and 0 otherwise, in one tile of 16 x 16. Tiles of q
-// and k that are wider than kTileColumns are stored in pieces [C, kTileColumns]. If normalised,
-// adds the scores of the lane's two rows to `sums`.
+// scores_rs = scale c_s w_rs q_r k_s for s <= r and 0 otherwise, in one tile of 16 x 16. If
+// normalised, adds the scores of the lane's two rows to `sums`.
 template <typename Config>
 HL_DEVICE void ScoreTile(bf16* scores, [[maybe_unused]] float (&sums)[2], const bf16* q,
                          const bf16* k, const DecayTables& tables, float scale, int lane,
                          int row_tile, int column_tile) {
-  constexpr int kK = Config::kK, kColumns = Config::kTileColumns;
-  const int rows_k = RowsFirst<kColumns>(lane);
-  const int columns_k = ColumnsFirst<kColumns>(lane);
+  constexpr int kK = Config::kK;
+  const int rows_k = RowsFirst<kK>(lane);
+  const int columns_k = ColumnsFirst<kK>(lane);
   float acc[2][4];
   Clear(acc);
 #pragma unroll 4
   for (int c = 0; c < kK; c += 16) {
     uint32_t a[4], b[4];
-    const int piece = kColumns == kK ? 0 : c / kColumns * kColumns;
-    LoadFragment<kColumns, false>(a, q + piece * kChunk, rows_k, 16 * row_tile, c - piece);
-    LoadFragment<kColumns, false>(b, k + piece * kChunk, columns_k, 16 * column_tile, c - piece);
+    LoadFragment<kK, false>(a, q, rows_k, 16 * row_tile, c);
+    LoadFragment<kK, false>(b, k, columns_k, 16 * column_tile, c);
     MmaPair(acc[0], acc[1], a, b);
   }
 #pragma unroll

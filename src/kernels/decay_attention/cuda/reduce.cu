@@ -13,33 +13,78 @@ LaunchShape ShapeFor(int64_t items, const char* name) {
   return {GridBlocks((items + kThreads - 1) / kThreads, name), kThreads, 0, name};
 }
 
-// Each thread owns one element of the state and scans the segments of its sequence.
+// ---- scan over segments ----
+
+// `kCount` adjacent elements of a state, which have the same transition.
+template <int kCount>
+struct alignas(4 * kCount) StateElements {
+  float x[kCount];
+};
+// Segments whose states are loaded before the first store, so that the loads overlap.
+constexpr int kSegmentsAtOnce = 8;
+
+// One block per state and kThreads * kCount of its elements. Each thread scans the segments of one
+// sequence.
+template <int kCount>
 __global__ void __launch_bounds__(kThreads) SegmentScanKernel(const SegmentScanParams params) {
-  const int64_t item = int64_t{1} * blockIdx.x * kThreads + threadIdx.x;
-  if (item >= params.num_states * params.state_elements) return;
-  const int64_t owner = item / params.state_elements;
-  const int element = static_cast<int>(item % params.state_elements);
+  using Elements = StateElements<kCount>;
+  const int64_t owner = blockIdx.x;
+  const int element =
+      (static_cast<int>(blockIdx.y) * kThreads + static_cast<int>(threadIdx.x)) * kCount;
+  if (element >= params.state_elements) return;
   const int per_transition = params.state_elements / params.transitions;
-  float carry = params.initial_state == nullptr ? 0.0f : params.initial_state[item];
+  const int transition = element / per_transition;
+  const int64_t own_state = owner * params.state_elements + element;
+  float* const states =
+      params.states + owner * params.num_segments * params.state_elements + element;
+  const float* const log2_transitions =
+      params.log2_transition + owner * params.num_segments * params.transitions + transition;
+  const auto at = [&](int i) { return params.reverse ? params.num_segments - 1 - i : i; };
+  const auto state = [&](int i) {
+    return reinterpret_cast<Elements*>(states + int64_t{1} * at(i) * params.state_elements);
+  };
+  Elements carry = {};
+  if (params.initial_state != nullptr)
+    carry = *reinterpret_cast<const Elements*>(params.initial_state + own_state);
   float log2_transition = 0;
   bool any_cut = false;
-  for (int i = 0; i < params.num_segments; ++i) {
-    const int segment = params.reverse ? params.num_segments - 1 - i : i;
-    const int64_t piece = owner * params.num_segments + segment;
-    float* const state = params.states + piece * params.state_elements + element;
-    const float local = *state;
-    const float log2 =
-        params.log2_transition[piece * params.transitions + element / per_transition];
-    const bool cut = __float_as_uint(log2) == 0xff800000u;  // -inf also drops an earlier NaN
-    *state = carry;
-    carry = cut ? local : Exp2Approx(log2) * carry + local;
-    any_cut = any_cut || cut;
-    log2_transition = any_cut ? __uint_as_float(0xff800000u) : log2_transition + log2;
+#pragma unroll 1
+  for (int first = 0; first < params.num_segments; first += kSegmentsAtOnce) {
+    Elements local[kSegmentsAtOnce];
+    float log2[kSegmentsAtOnce];
+#pragma unroll
+    for (int j = 0; j < kSegmentsAtOnce; ++j) {
+      if (first + j >= params.num_segments) break;
+      local[j] = *state(first + j);
+      log2[j] = log2_transitions[at(first + j) * params.transitions];
+    }
+#pragma unroll
+    for (int j = 0; j < kSegmentsAtOnce; ++j) {
+      if (first + j >= params.num_segments) break;
+      const bool cut = __float_as_uint(log2[j]) == 0xff800000u;  // -inf also drops an earlier NaN
+      *state(first + j) = carry;
+#pragma unroll
+      for (int e = 0; e < kCount; ++e)
+        carry.x[e] = cut ? local[j].x[e] : Exp2Approx(log2[j]) * carry.x[e] + local[j].x[e];
+      any_cut = any_cut || cut;
+      log2_transition = any_cut ? __uint_as_float(0xff800000u) : log2_transition + log2[j];
+    }
   }
-  if (params.final_state != nullptr) params.final_state[item] = carry;
+  if (params.final_state != nullptr)
+    *reinterpret_cast<Elements*>(params.final_state + own_state) = carry;
   if (params.log_transition != nullptr && element % per_transition == 0)
-    params.log_transition[owner * params.transitions + element / per_transition] =
+    params.log_transition[owner * params.transitions + transition] =
         log2_transition * 0.693147180559945309f;
+}
+
+template <int kCount>
+void LaunchSegmentScanOf(const SegmentScanParams& params, cudaStream_t stream) {
+  constexpr const char* kName = "decay attention segment scan";
+  constexpr int kPerBlock = kThreads * kCount;
+  const unsigned blocks =
+      static_cast<unsigned>((params.state_elements + kPerBlock - 1) / kPerBlock);
+  Launch({{GridBlocks(params.num_states, kName), blocks}, kThreads, 0, kName}, stream,
+         SegmentScanKernel<kCount>, params);
 }
 
 // Channels per thread of ReduceHeads. Index divisions cost more than the sums, so a thread sums
@@ -124,8 +169,12 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void LaunchSegmentScan(const SegmentScanParams& params, cudaStream_t stream) {
-  Launch(ShapeFor(params.num_states * params.state_elements, "decay attention segment scan"),
-         stream, SegmentScanKernel, params);
+  if (params.num_states == 0) return;
+  const auto is_aligned = [](const float* x) { return reinterpret_cast<uintptr_t>(x) % 16 == 0; };
+  const bool wide = params.state_elements / params.transitions % 4 == 0 &&
+                    is_aligned(params.states) && is_aligned(params.initial_state) &&
+                    is_aligned(params.final_state);
+  (wide ? LaunchSegmentScanOf<4> : LaunchSegmentScanOf<1>)(params, stream);
 }
 void LaunchReduceHeads(const ReduceHeadsParams& params, cudaStream_t stream) {
   const int64_t items = NumChannelGroups(params);

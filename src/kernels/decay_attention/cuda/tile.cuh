@@ -159,16 +159,29 @@ HL_DEVICE float QueryScaleAt(const DecayAttentionArgs& args, const RowScales& ro
   return scale;
 }
 
-// Called by one warp. A forward has no row scales.
-HL_DEVICE void FillDecayTables(DecayTables& tables, const DecayAttentionArgs& args,
-                               const ChunkEntry& chunk, int head,
-                               const RowScales& row_scales = {}) {
+// The numbers of a token from which the tables are computed. All are zero past the chunk's end. They
+// are as in memory, so that loads which run ahead are not waited for.
+struct TokenFactors {
+  float log_decay, key_scale, query_scale;
+};
+// A forward has no row scales.
+HL_DEVICE TokenFactors LoadTokenFactors(const DecayAttentionArgs& args, const RowScales& row_scales,
+                                        const ChunkEntry& chunk, int token, int head,
+                                        int decay_head) {
+  if (token >= chunk.length) return {0, 0, 0};
+  return {LogDecayAt(args, chunk, token, decay_head, 0), KeyScaleAt(args, chunk, token, head),
+          QueryScaleAt(args, row_scales, chunk, token, head)};
+}
+
+// Called by one warp. factors_of(r) returns the TokenFactors of token r, which is the lane's number
+// plus 0 or 32.
+template <typename FactorsOf>
+HL_DEVICE void FillDecayTables(DecayTables& tables, const FactorsOf& factors_of) {
   const int lane = LaneId(), in_block = lane % kBaseBlock;
-  const int decay_head = SharedHead(head, args.num_decay_heads, args.num_heads);
 #pragma unroll 1
   for (int r = lane; r < kChunk; r += 32) {
-    const bool live = r < chunk.length;
-    const float decay = live ? LogDecayAt(args, chunk, r, decay_head, 0) * kLog2E : 0.0f;
+    const TokenFactors token = factors_of(r);
+    const float decay = token.log_decay * kLog2E;
     float prefix = decay;
     float suffix = __shfl_down_sync(kFullWarp, decay, 1);
     if (in_block == kBaseBlock - 1) suffix = 0;
@@ -182,8 +195,8 @@ HL_DEVICE void FillDecayTables(DecayTables& tables, const DecayAttentionArgs& ar
     tables.log2_decay[r] = decay;
     tables.prefix[r] = prefix;
     tables.suffix[r] = suffix;
-    tables.key_scale[r] = live ? KeyScaleAt(args, chunk, r, head) : 0.0f;
-    tables.query_scale[r] = live ? QueryScaleAt(args, row_scales, chunk, r, head) : 0.0f;
+    tables.key_scale[r] = token.key_scale;
+    tables.query_scale[r] = token.query_scale;
     if (in_block == kBaseBlock - 1) tables.totals[r / kBaseBlock] = prefix;
   }
   __syncwarp();
@@ -209,6 +222,14 @@ HL_DEVICE void FillDecayTables(DecayTables& tables, const DecayAttentionArgs& ar
       tables.transition = Exp2Approx(tables.log2_transition);
     }
   }
+}
+HL_DEVICE void FillDecayTables(DecayTables& tables, const DecayAttentionArgs& args,
+                               const ChunkEntry& chunk, int head,
+                               const RowScales& row_scales = {}) {
+  const int decay_head = SharedHead(head, args.num_decay_heads, args.num_heads);
+  FillDecayTables(tables, [&](int r) {
+    return LoadTokenFactors(args, row_scales, chunk, r, head, decay_head);
+  });
 }
 
 // The warp with the least work while tiles of scores up to the diagonal are computed, 16 rows per

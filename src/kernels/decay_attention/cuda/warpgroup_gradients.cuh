@@ -14,7 +14,7 @@
 //
 // Shared memory in KiB, K = V = 128, C = 64:
 //   | q 2 x [C, 64] 16 | k 16 | v 16 | dout 16 | R, then S 2 x [K, 64] 32 | dscores [r, s] 8
-//   | tables 2.3 | sums 2 | = kSmemBytes, of which two fit
+//   | tables 4.3 | sums 2 | = kSmemBytes, of which two fit
 #pragma once
 
 #include "kernels/decay_attention/cuda/chunk_states_layout.cuh"
@@ -51,7 +51,7 @@ struct WarpgroupGradShared {
   bf16 *q, *k, *v, *dout;  // [kK | kV / 64][64, 64]
   bf16* state;             // [kV / 64][kK, 64]: R, then S
   bf16* dscores;           // [64, 64]
-  DecayTables* tables;
+  PairTables* tables;
   ChunkGradSums* sums;
   uint64_t* loaded;  // [3]: tiles, R, S
 };
@@ -69,7 +69,7 @@ HL_DEVICE WarpgroupGradShared<Config> CarveWarpgroupGrad(unsigned char* raw) {
   smem.dout = carver.Take<bf16, 1024>(kChunk * Config::kV);
   smem.state = carver.Take<bf16, 1024>(Config::kK * Config::kV);
   smem.dscores = carver.Take<bf16>(kChunk * kChunk);
-  smem.tables = carver.Take<DecayTables>(1);
+  smem.tables = carver.Take<PairTables>(1);
   smem.sums = carver.Take<ChunkGradSums>(1);
   return smem;
 }
@@ -149,16 +149,6 @@ HL_DEVICE void FinishProduct(TokenTile<kPieces>& acc) {
   FencePieces<kPieces>(acc);
 }
 
-// acc += x y^T: x and y are tiles [64, kDim] of the chunk, in pieces.
-template <int kDim>
-HL_DEVICE void BeginPairs(float (&acc)[kChunk / 8][4], const bf16* x, const bf16* y) {
-#pragma unroll
-  for (int j = 0; j < kDim / 16; ++j) {
-    const int piece = j / 4 * kPieceElements, bytes = 32 * (j % 4);
-    WgmmaM64N64K16(TileOf(acc), AdvanceTile(TileDescriptor(x + piece), bytes),
-                   AdvanceTile(TileDescriptor(y + piece), bytes));
-  }
-}
 // acc = x state^T: x [64, kV], state [kK, kV].
 template <typename Config>
 HL_DEVICE void TimesStateOfKeys(TokenTile<Config::kKeyPieces>& acc, const bf16* x,
@@ -284,21 +274,13 @@ HL_DEVICE void StoreTokenRows(const TokenTile<kPieces>& acc, const Rows& rows, i
 
 // ---- pairs ----
 
-// exp(sum over (s, r]) for s <= r in the same base block.
-HL_DEVICE float NearWeight(const DecayTables& tables, int r, int s) {
-  float sum = 0;
-#pragma unroll 1
-  for (int m = s + 1; m <= r; ++m) sum += tables.log2_decay[m];
-  return Exp2Approx(sum);
-}
-
 // From the products k q^T and v dout^T of the warp's keys, computes scores and dscores as
 // fragments, dscores transposed in shared memory, and the sums for gradients of decays.
 template <typename Config>
 HL_DEVICE void WeighPairs(const WarpgroupGradShared<Config>& smem, const float (&products)[8][4],
                           const float (&gradients)[8][4], Fragments& scores, Fragments& dscores,
                           bool wants_sums) {
-  const DecayTables& tables = *smem.tables;
+  const PairTables& tables = *smem.tables;
   const int lane = FreshLaneId(), warp = FreshWarpId();
   const int g = lane / 4;
   float column_sums[2] = {0, 0};
@@ -311,15 +293,9 @@ HL_DEVICE void WeighPairs(const WarpgroupGradShared<Config>& smem, const float (
     for (int half = 0; half < 2; ++half) {
       const int s = 16 * warp + 8 * half + g, block = 2 * warp + half;
       const float c = tables.key_scale[s];
-      float apart = 0;
-      if (block < n) apart = tables.suffix[s];
-      const float between = tables.between[n * (kChunk / kBaseBlock) + block];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        float weight = 0;
-        if (block < n) weight = Exp2Approx(apart + (tables.prefix[r + i] + between));
-        if (block == n) weight = NearWeight(tables, r + i, s);
-        weight *= tables.query_scale[r + i];
+        const float weight = PairWeight(tables, r + i, n, s, block) * tables.query_scale[r + i];
         const bool sees = s <= r + i;
         const float score = sees ? products[n][2 * half + i] * weight : 0.0f;
         const float gradient = sees ? gradients[n][2 * half + i] : 0.0f;
@@ -503,8 +479,10 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
         smem, maps.adjoints, kAdjointLoaded,
         StateSlot(params, PartOf(params, one.block_index), one.block_index.head, one.index));
   }
-  if (WarpId() == 1)
+  if (WarpId() == 1) {
     FillDecayTables(*smem.tables, args, one.chunk, one.block_index.head, params.row_scales);
+    FillNearWeights(*smem.tables);
+  }
   __syncthreads();
   ChunkGradients(smem, params, maps, one);
 #else

@@ -1,20 +1,19 @@
 // The scan of chunk_scan.cuh with Hopper's instructions (sm_90a). Two warpgroups do the products
 // with wgmma: the operand with 64 rows of V is in registers, and the other one is in shared memory,
-// where one read serves four warps. In a third warpgroup, one warp loads tiles by TMA, three chunks
-// ahead, and fills decay tables. Its other three warps compute the scores one chunk ahead, since
-// scores do not depend on the state.
+// where one read serves four warps. A third warpgroup computes the scores one chunk ahead, since
+// scores do not depend on the state. Its warps also load tiles by TMA and fill decay tables.
 //
 //   out^T = S^T q^T diag(incoming) + v^T scores^T,   S^T = transition S^T + (v diag(outgoing))^T k
 //
-// Each warp owns the 16 rows of S^T in its accumulators. The scores are a sixth of the work, and
-// their upper half is not computed; they use mma.sync. No barrier synchronises all warps. Chunks
-// are handed over by three kinds of mbarriers: full (tiles and tables are loaded), scored (the
-// scores are complete) and empty (all reads are done). Heads must fill their blocks, because TMA
-// would load the neighbouring head's columns into a tile that is wider than its head.
+// Each warp that does products owns the 16 rows of S^T in its accumulators. No barrier synchronises
+// all warps. Chunks are handed over by three kinds of mbarriers: full (tiles and tables are
+// loaded), scored (the scores are complete) and empty (all reads are done). Heads must fill their
+// blocks, because TMA would load the neighbouring head's columns into a tile that is wider than its
+// head.
 //
 // Shared memory in KiB, K = V = 128, C = 64:
 //   | 3 x (q 2 x [C, 64] 16 | k 2 x [C, 64] 16 | v 2 x [C, 64] 16) | 2 x scores [C, C] 8
-//   | stage of out 8 | 3 x tables 2.3 | = kSmemBytes
+//   | stage of out 8 | 3 x tables 4.3 | = kSmemBytes
 #pragma once
 
 #include "kernels/decay_attention/cuda/chunk_scan.cuh"
@@ -25,15 +24,13 @@ namespace halflife::kernels::decay {
 template <int kK_>
 struct WarpgroupScanConfig {
   static constexpr int kK = kK_, kV = kWarpgroupColumns;
-  static constexpr int kTileColumns = kPieceColumns;  // of q and k in shared memory
-  static constexpr bool kNormalised = false;
   static constexpr int kStages = kWarpgroupStages;
   static constexpr int kWarps = kV / 16;  // warps that do the products
-  static constexpr int kScoreWarps = 3;
-  static constexpr int kThreads = 32 * kWarps + 128;  // with the warpgroup that loads and scores
+  static constexpr int kScoreWarps = 4;   // the warpgroup that loads and scores
+  static constexpr int kThreads = 32 * (kWarps + kScoreWarps);
   // With these numbers, neither side spills. Their sum is at most the block's registers, 168 per
   // thread. The state takes kK / 2 registers of a thread that does products.
-  static constexpr int kOwnRegisters = 216, kOtherRegisters = 72;
+  static constexpr int kOwnRegisters = 208, kOtherRegisters = 88;
   static_assert(32 * kWarps * kOwnRegisters + 128 * kOtherRegisters <=
                 65536 / kThreads / 8 * 8 * kThreads);
   static constexpr int kChunkBytes = 2 * kChunk * (2 * kK + kV);  // of q, k and v
@@ -46,92 +43,182 @@ struct WarpgroupMaps {
 
 template <typename Config>
 struct WarpgroupScanShared {
-  bf16 *q, *k, *v;      // [kStages][kK | kV / 64][64, 64]
-  bf16* scores;         // [kScoreStages][64, 64], zero above the diagonal tiles
-  bf16* out;            // [kWarps][kOutTokens, 16]
-  DecayTables* tables;  // [kStages]
-  uint64_t* full;       // [kStages]: the tiles' bytes and the tables have arrived
-  uint64_t* empty;      // [kStages]: every warp that does products has finished reading
-  uint64_t* scored;     // [kScoreStages]: the scores are complete
+  bf16 *q, *k, *v;     // [kStages][kK | kV / 64][64, 64]
+  bf16* scores;        // [kScoreStages][64, 64], zero after each query's base block
+  bf16* out;           // [kWarps][kOutTokens, 16]
+  PairTables* tables;  // [kStages]
+  uint64_t* full;      // [kStages]: the tiles' bytes and the tables have arrived
+  uint64_t* empty;     // [kStages]: every warp that does products has finished reading
+  uint64_t* scored;    // [kScoreStages]: the scores are complete
 };
 constexpr int kScoreStages = 2;
 
 #if HL_HAS_WGMMA
 
-// Loads tiles and fills tables, by one warp.
+// Starts the copies of chunk `index` of the block's segment, by one thread.
 template <typename Config>
-HL_DEVICE void ProduceChunks(const WarpgroupScanShared<Config>& smem, const ChunkScanParams& params,
-                             const WarpgroupMaps& maps, const BlockIndex& block_index) {
+HL_DEVICE void LoadScanChunk(const WarpgroupScanShared<Config>& smem, const ChunkScanParams& params,
+                             const WarpgroupMaps& maps, const BlockIndex& block_index, int index) {
   constexpr int kK = Config::kK, kV = Config::kV;
   const DecayAttentionArgs& args = params.args;
-  const int q_head = SharedHead(block_index.head, args.num_q_heads, args.num_heads);
-  const int k_head = SharedHead(block_index.head, args.num_k_heads, args.num_heads);
-  const int v_head = SharedHead(block_index.head, args.num_v_heads, args.num_heads);
-  const int key = block_index.key_slice * kK;
-  const int q_column = static_cast<int>(q_head * args.q.stride_h) + key;
-  const int k_column = static_cast<int>(k_head * args.k.stride_h) + key;
-  const int v_column = static_cast<int>(v_head * args.v.stride_h) + block_index.slice * kV;
-#pragma unroll 1
-  for (int index = block_index.begin; index < block_index.end; ++index) {
-    const int step = index - block_index.begin, stage = step % Config::kStages;
-    const int round = step / Config::kStages;
-    const ChunkEntry chunk = args.chunks[index];
-    if (round > 0) MbarrierWait(smem.empty + stage, static_cast<uint32_t>((round - 1) & 1));
-    if (LaneId() == 0) {
-      uint64_t* const full = smem.full + stage;
-      MbarrierArriveExpectTx(full, Config::kChunkBytes);
-      LoadPieces(smem.q + stage * kChunk * kK, kK, kPieceElements, maps.q.map, full, q_column,
-                 MapRow(maps.q, chunk));
-      LoadPieces(smem.k + stage * kChunk * kK, kK, kPieceElements, maps.k.map, full, k_column,
-                 MapRow(maps.k, chunk));
-      LoadPieces(smem.v + stage * kChunk * kV, kV, kPieceElements, maps.v.map, full, v_column,
-                 MapRow(maps.v, chunk));
+  const int stage = (index - block_index.begin) % Config::kStages;
+  const ChunkEntry chunk = args.chunks[index];
+  const auto column = [&](const TensorView& view, int heads, int first) {
+    return static_cast<int>(SharedHead(block_index.head, heads, args.num_heads) * view.stride_h) +
+           first;
+  };
+  const int key = block_index.key_slice * kK, value = block_index.slice * kV;
+  uint64_t* const full = smem.full + stage;
+  MbarrierArriveExpectTx(full, Config::kChunkBytes);
+  LoadPieces(smem.q + stage * kChunk * kK, kK, kPieceElements, maps.q.map, full,
+             column(args.q, args.num_q_heads, key), MapRow(maps.q, chunk));
+  LoadPieces(smem.k + stage * kChunk * kK, kK, kPieceElements, maps.k.map, full,
+             column(args.k, args.num_k_heads, key), MapRow(maps.k, chunk));
+  LoadPieces(smem.v + stage * kChunk * kV, kV, kPieceElements, maps.v.map, full,
+             column(args.v, args.num_v_heads, value), MapRow(maps.v, chunk));
+}
+
+// Fills the tables of one chunk after the other, by one warp. The factors of the next chunk's
+// tokens are loaded a chunk ahead. If all tokens have the same factors, the tables depend only on
+// the chunk's length, and a stage that already has them is left as it is.
+template <typename Config>
+class TableFiller {
+ public:
+  HL_DEVICE TableFiller(const WarpgroupScanShared<Config>& smem, const DecayAttentionArgs& args,
+                        const BlockIndex& block_index)
+      : smem_(smem),
+        args_(args),
+        next_(block_index.begin),
+        begin_(block_index.begin),
+        end_(block_index.end),
+        head_(block_index.head),
+        varies_(IsPerToken(args.decay_kind) || args.key_scale.data != nullptr) {}
+  HL_DEVICE void FillFirst() {
+    LoadNext();
+    FillNext();
+  }
+  HL_DEVICE void FillNext() {
+    if (next_ >= end_) return;
+    const int stage = (next_ - begin_) % Config::kStages;
+    const int filled = static_cast<int>(lengths_ >> (8 * stage) & 0xffu);
+    if (varies_ || filled != length_) {
+      PairTables& tables = smem_.tables[stage];
+      FillDecayTables(tables, [&](int r) { return r < 32 ? first_ : second_; });
+      FillNearWeights(tables);
+      lengths_ += static_cast<uint32_t>(length_ - filled) << (8 * stage);
     }
-    FillDecayTables(smem.tables[stage], args, chunk, block_index.head);
     __syncwarp();
-    if (LaneId() == 0) MbarrierArrive(smem.full + stage);
+    if (LaneId() == 0) MbarrierArrive(smem_.full + stage);
+    ++next_;
+    LoadNext();
+  }
+
+ private:
+  HL_DEVICE void LoadNext() {
+    if (next_ >= end_) return;
+    const ChunkEntry chunk = args_.chunks[next_];
+    length_ = chunk.length;
+    const int decay_head = SharedHead(head_, args_.num_decay_heads, args_.num_heads);
+    first_ = LoadTokenFactors(args_, {}, chunk, LaneId(), head_, decay_head);
+    second_ = LoadTokenFactors(args_, {}, chunk, LaneId() + 32, head_, decay_head);
+  }
+
+  const WarpgroupScanShared<Config>& smem_;
+  const DecayAttentionArgs& args_;
+  int next_, begin_, end_, head_;  // chunks; next_ is filled next
+  bool varies_;
+  uint32_t lengths_ = 0;  // a byte per stage: the length for which its tables are filled
+  int length_ = 0;        // of chunk next_
+  TokenFactors first_ = {}, second_ = {};  // of the lane's tokens in chunk next_
+};
+
+// scores_rs = scale c_s w_rs q_r k_s for s <= r and 0 otherwise, from q_r k_s in `scores`, for the
+// warp's 16 queries. Keys in base blocks after a query's are neither weighed nor stored: their
+// places are zero.
+HL_DEVICE void StoreScores(bf16* target, float (&scores)[kChunk / 8][4], const PairTables& tables,
+                           float scale) {
+  const int warp = FreshWarpId() % 4, lane = FreshLaneId();
+  const int row = 16 * warp + lane / 4, column = lane % 4 * 2;
+#pragma unroll
+  for (int n = 0; n < kChunk / 8; ++n) {
+    if (n > 2 * warp + 1) break;
+    const int s = 8 * n + column;
+    const float c0 = scale * tables.key_scale[s], c1 = scale * tables.key_scale[s + 1];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int r = row + 8 * half, block = 2 * warp + half;
+      float &x = scores[n][2 * half], &y = scores[n][2 * half + 1];
+      x *= PairWeight(tables, r, block, s, n) * c0;
+      y *= PairWeight(tables, r, block, s + 1, n) * c1;
+      if (n < block) continue;
+      if (s > r) x = 0;  // also if the product is NaN
+      if (s + 1 > r) y = 0;
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < kChunk / 8; ++n) {
+    if (n > 2 * warp + 1) break;
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      *reinterpret_cast<uint32_t*>(target + TileOffset<kChunk>(row + 8 * half, 8 * n + column)) =
+          PackBf16(scores[n][2 * half], scores[n][2 * half + 1]);
   }
 }
 
-// The three warps that compute scores. Of the rows of 16 x 16 tiles, which have one to four tiles
-// up to the diagonal, one warp takes the last row, one the third and one the first two.
+// The warpgroup that computes scores. A chunk is loaded into the stage of the chunk three before
+// it. The warp with the fewest pairs to weigh fills the tables of the next chunk, after the scores,
+// and its neighbour starts copies.
 template <typename Config>
 HL_DEVICE void ScoreChunks(const WarpgroupScanShared<Config>& smem, const ChunkScanParams& params,
-                           const BlockIndex& block_index) {
-  constexpr int kK = Config::kK, kV = Config::kV;
+                           const WarpgroupMaps& maps, const BlockIndex& block_index) {
+  constexpr int kK = Config::kK, kV = Config::kV, kStages = Config::kStages;
+  static_assert(kStages == kScoreStages + 1);
   const DecayAttentionArgs& args = params.args;
-  const int last_row = kChunk / 16 - (FreshWarpId() - Config::kWarps);
-  const int first_row = last_row == 1 ? 0 : last_row;
+  const int warp = FreshWarpId() - Config::kWarps;
+  const bool fills = warp == 0, loads = warp == 1 && LaneId() == 0;
+  if (loads) {
+    for (int index = block_index.begin; index < block_index.end; ++index) {
+      if (index - block_index.begin == kStages) break;
+      LoadScanChunk(smem, params, maps, block_index, index);
+    }
+  }
+  __syncwarp();
+  TableFiller<Config> tables(smem, args, block_index);
+  if (fills) tables.FillFirst();
 #pragma unroll 1
   for (int index = block_index.begin; index < block_index.end; ++index) {
-    const int step = index - block_index.begin, stage = step % Config::kStages;
-    const ChunkEntry chunk = args.chunks[index];
-    const bf16* const q = smem.q + stage * kChunk * kK;
+    const int step = index - block_index.begin, stage = step % kStages;
+    const int length = args.chunks[index].length;
     bf16* const k = smem.k + stage * kChunk * kK;
-    bf16* const scores = smem.scores + step % kScoreStages * kChunk * kChunk;
-    MbarrierWait(smem.full + stage, static_cast<uint32_t>(step / Config::kStages & 1));
-    if (chunk.length < kChunk) {
-      const int thread = static_cast<int>(threadIdx.x) - 32 * (Config::kWarps + 1);
-      ClearRows(k, kK, chunk.length, thread, 32 * Config::kScoreWarps);
-      ClearRows(smem.v + stage * kChunk * kV, kV, chunk.length, thread, 32 * Config::kScoreWarps);
+    if (step >= kScoreStages) {  // the stage of the next chunk and this chunk's scores are free
+      const int before = step - kScoreStages;
+      MbarrierWait(smem.empty + before % kStages, static_cast<uint32_t>(before / kStages & 1));
+      if (loads && index + 1 < block_index.end)
+        LoadScanChunk(smem, params, maps, block_index, index + 1);
+      __syncwarp();
+    }
+    MbarrierWait(smem.full + stage, static_cast<uint32_t>(step / kStages & 1));
+    if (length < kChunk) {
+      const int thread = static_cast<int>(threadIdx.x) - 32 * Config::kWarps;
+      ClearRows(k, kK, length, thread, 32 * Config::kScoreWarps);
+      ClearRows(smem.v + stage * kChunk * kV, kV, length, thread, 32 * Config::kScoreWarps);
+      FenceProxyAsync();
       NamedBarrierSync<1>(32 * Config::kScoreWarps);
     }
-    if (step >= kScoreStages) {  // the previous scores in this buffer have been read
-      const int before = step - kScoreStages;
-      MbarrierWait(smem.empty + before % Config::kStages,
-                   static_cast<uint32_t>(before / Config::kStages & 1));
-    }
-    [[maybe_unused]] float sums[2];
-#pragma unroll 1
-    for (int row = first_row; row <= last_row; ++row) {
-#pragma unroll 1
-      for (int column = 0; column <= row; ++column)
-        ScoreTile<Config>(scores, sums, q, k, smem.tables[stage], args.scale, FreshLaneId(), row,
-                          column);
-    }
+    float scores[kChunk / 8][4];
+    Clear(scores);
+    FenceRegisters(TileOf(scores));
+    WgmmaFence();
+    BeginPairs<kK>(scores, smem.q + stage * kChunk * kK, k);
+    WgmmaCommit();
+    WgmmaWait<0>();
+    FenceRegisters(TileOf(scores));
+    StoreScores(smem.scores + step % kScoreStages * kChunk * kChunk, scores, smem.tables[stage],
+                args.scale);
     FenceProxyAsync();
     __syncwarp();
     if (LaneId() == 0) MbarrierArrive(smem.scored + step % kScoreStages);
+    if (fills) tables.FillNext();
   }
 }
 
@@ -219,7 +306,7 @@ HL_DEVICE void ConsumeChunks(const WarpgroupScanShared<Config>& smem, const Chun
     const int step = index - block_index.begin, stage = step % Config::kStages;
     const ChunkEntry chunk = args.chunks[index];
     const bf16* const scores = smem.scores + step % kScoreStages * kChunk * kChunk;
-    const DecayTables& tables = smem.tables[stage];
+    const PairTables& tables = smem.tables[stage];
     MbarrierWait(smem.full + stage, static_cast<uint32_t>(step / Config::kStages & 1));
     if ((chunk.flags & kChunkResets) != 0) Clear(state);
     SaveCheckpoint<Config, kOutTokens>(state, stage_out, params, block_index, index, rows);
@@ -273,7 +360,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   smem.v = carver.Take<bf16, 1024>(Config::kStages * kChunk * Config::kV);
   smem.scores = carver.Take<bf16, 1024>(kScoreStages * kChunk * kChunk);
   smem.out = carver.Take<bf16>(kOutTokens * Config::kV);
-  smem.tables = carver.Take<DecayTables>(Config::kStages);
+  smem.tables = carver.Take<PairTables>(Config::kStages);
   smem.full = full;
   smem.empty = empty;
   smem.scored = scored;
@@ -293,11 +380,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const BlockIndex block_index = MakeBlockIndex(params.args, params.shape, params.checkpoint_every);
   if (WarpgroupId() == Config::kWarps / 4) {
     GiveRegisters<Config::kOtherRegisters>();
-    if (FreshWarpId() == Config::kWarps) {
-      ProduceChunks<Config>(smem, params, maps, block_index);
-    } else {
-      ScoreChunks<Config>(smem, params, block_index);
-    }
+    ScoreChunks<Config>(smem, params, maps, block_index);
   } else {
     TakeRegisters<Config::kOwnRegisters>();
     ConsumeChunks<Config>(smem, params, block_index);

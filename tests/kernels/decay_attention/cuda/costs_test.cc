@@ -95,7 +95,7 @@ constexpr Row kRows[] = {
      false,
      Wants::kAll,
      128,
-     {48, 96, 160, 0, 40},
+     {48, 16, 0, 0, 48},
      {260.125, 344, 1024, 11, 88},
      kWarpgroups},
     {kToken, true, Wants::kAll, 128, {48, 408, 1344, 2}, {132, 1722, 5088, 7.5}},

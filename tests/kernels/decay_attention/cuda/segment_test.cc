@@ -12,6 +12,20 @@ TEST(CudaSegment, AnyNumberGivesTheSame) {
   }
 }
 
+// More than the scan over segments loads at once. With 42 columns of V, it cannot load four elements
+// of one channel together.
+TEST(CudaSegment, MoreThanAreLoadedAtOnce) {
+  if (kSlow) GTEST_SKIP() << "one instance is enough for races";
+  for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerTokenChannel})
+    for (const int dim_v : {40, 42})
+      ExpectGradients({.seq_len = 2100,
+                       .heads = 1,
+                       .dim_k = 24,
+                       .dim_v = dim_v,
+                       .kind = kind,
+                       .num_segments = 9});
+}
+
 TEST(CudaSegment, InstancesAndKinds) {
   if (kSlow) GTEST_SKIP() << "one instance is enough for races";
   for (const int dim : {100, 60})

@@ -88,6 +88,20 @@ TEST(CudaWarpgroupScan, Documents) {
   ExpectSameAsByWarps(packed);
 }
 
+// With a constant decay, a stage keeps its tables while its chunks have the same length. Key scales
+// differ between tokens, so their tables are filled for every chunk.
+TEST(CudaWarpgroupScan, TablesOfConstantDecaysFollowTheLengthsOfChunks) {
+  if (kSlow) GTEST_SKIP() << "the accesses are those of other tests";
+  for (const DecayKind kind : {DecayKind::kNone, DecayKind::kPerHead})
+    for (const bool key_scale : {false, true}) {
+      ProblemShape shape = {
+          .seq_len = 640, .heads = 1, .dim_v = 128, .kind = kind, .key_scale = key_scale};
+      shape.document_starts = {0, 64, 94, 124, 154, 184, 214, 215, 543};
+      ExpectSameAsByWarps(shape);
+      ExpectForward(ByWarpgroups(shape));
+    }
+}
+
 // A bulk copy also reads what follows a chunk: another document or another row.
 TEST(CudaWarpgroupScan, TokensAfterAChunkHaveNoEffect) {
   ProblemShape shape = ByWarpgroups({.seq_len = 100, .heads = 1, .dim_v = 128});
