@@ -176,11 +176,11 @@ void ChooseBatchTiles(const DecayAttentionArgs& args, const DeviceLimits& limits
         cuda::ChooseNumBatchTiles(args, {heads * slices, slots(kSimtBlocksPerSm)}, backward_bytes);
     return;
   }
-  plan.forward_batch_tiles = cuda::ChooseNumBatchTiles(
-      args,
-      {heads * cuda::SlicesOf(args, plan.forward).count(),
-       slots(cuda::ForwardCost(args, plan.forward, shared).blocks_per_sm)},
-      forward_bytes);
+  plan.forward_batch_tiles =
+      cuda::ChooseNumBatchTiles(args,
+                                {heads * cuda::SlicesOf(args, plan.forward).count(),
+                                 slots(cuda::ForwardCost(args, plan, shared).blocks_per_sm)},
+                                forward_bytes);
   plan.backward_batch_tiles =
       cuda::ChooseNumBatchTiles(args,
                                 {heads * cuda::SlicesOf(args, plan.backward).count(),
@@ -223,9 +223,8 @@ void DeviceSchedule(const DecayAttentionArgs& args, const DeviceLimits& limits,
     ChooseBatchTiles(args, limits, requested_batch_tiles, plan);
   }
   const int64_t shared = limits.shared_memory_bytes;
-  plan.num_segments =
-      ChooseSegments(LargestBatchTileProblem(args, plan.forward_batch_tiles), limits,
-                     cuda::ForwardCost(args, plan.forward, shared), plan.forward);
+  plan.num_segments = ChooseSegments(LargestBatchTileProblem(args, plan.forward_batch_tiles),
+                                     limits, cuda::ForwardCost(args, plan, shared), plan.forward);
   plan.backward_segments =
       ChooseSegments(LargestBatchTileProblem(args, plan.backward_batch_tiles), limits,
                      cuda::BackwardCost(args, plan, shared), cuda::ReverseScanBlock(plan));

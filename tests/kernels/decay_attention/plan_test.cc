@@ -296,6 +296,19 @@ TEST(DecayAttentionPlan, ForwardOfShortSequences) {
   EXPECT_TRUE(whole.forward_warpgroups);
 }
 
+// With WGMMA, a multiprocessor has two blocks of 64 x 64, each with all of a head. Blocks of 128 x 64,
+// as for Mamba-2, stay with the warp kernel.
+TEST(DecayAttentionPlan, ForwardOfHeadsOf64) {
+  for (const DecayKind kind : {DecayKind::kPerHead, kToken}) {
+    const DecayAttentionArgs args = ArgsOf({kind, 8, 2048, 32, 64, 64});
+    const DecayAttentionPlan plan = MakePlan(args, kWarpgroups);
+    EXPECT_TRUE(plan.forward_warpgroups);
+    EXPECT_EQ(plan.num_segments, 1) << "256 blocks";
+    EXPECT_EQ(cuda::ForwardCost(args, plan, kWarpgroups.shared_memory_bytes).blocks_per_sm, 2);
+  }
+  EXPECT_FALSE(MakePlan(ArgsOf({kToken, 1, 4096, 64, 128, 64}), kWarpgroups).forward_warpgroups);
+}
+
 // With WGMMA, a backward keeps S and R of every chunk, unless a single row has too many of them.
 TEST(DecayAttentionPlan, BackwardByWarpgroups) {
   float decay = 0;

@@ -63,13 +63,12 @@ constexpr int ChannelGradientsSharedBytes(int k) {
   return 2 * kTile * k * 2 + kTile * k * 4 + 2 * kTile * (k + 4) * 4 + 2 * kTile * 128 * 2 +
          k / 16 * kTile * kTile * 4 + ChannelGradSumsBytes(k);
 }
-// The wgmma scan, for blocks with this many columns of V: stages of q, k, v and tables; two stages
-// of scores; a stage of out.
-constexpr int kWarpgroupColumns = 128, kWarpgroupStages = 3;
+// The wgmma scan: stages of q, k, v and tables; two stages of scores; a stage of out.
+constexpr int kWarpgroupStages = 3;
 constexpr int kPairTablesBytes = kDecayTablesBytes + kChunk * 8 * 4;  // PairTables
-constexpr int WarpgroupScanBytes(int k) {
-  return kWarpgroupStages * (kChunk * (2 * k + kWarpgroupColumns) * 2 + kPairTablesBytes) +
-         2 * kChunk * kChunk * 2 + kOutTokens * kWarpgroupColumns * 2;
+constexpr int WarpgroupScanBytes(int k, int v) {
+  return kWarpgroupStages * (kChunk * (2 * k + v) * 2 + kPairTablesBytes) +
+         2 * kChunk * kChunk * 2 + kOutTokens * v * 2;
 }
 // The states of all chunks: stages of x, y and factors.
 constexpr int kStateBlock = 64, kStateStages = 4;
@@ -103,6 +102,11 @@ constexpr int ChannelStateScanBytes(int k, int v) {
 // The number of blocks per multiprocessor as far as registers allow: the kernels are compiled for
 // it.
 constexpr int ScanBlocksPerSm(int k, int v) { return v > 64 ? 1 : k > 64 ? 2 : 3; }
+// A block of 64 x 64 has one warpgroup for products, and two such blocks hide each other's latency.
+constexpr int WarpgroupScanBlocksPerSm(int k, int v) { return k * v > 64 * 64 ? 1 : 2; }
+// A block of 128 x 64 would use shared memory for one block per multiprocessor, and two blocks of
+// the scan by warps are faster.
+constexpr bool HasFastWarpgroupScan(int k, int v) { return v == 128 || k * v == 64 * 64; }
 constexpr int ChannelScanBlocksPerSm(int v) { return v > 64 ? 1 : 2; }
 // As many as fit into sm_90's shared memory. A fourth block of 64 x 64 would spill registers.
 constexpr int WarpgroupGradBlocksPerSm(int k, int v) { return k * v > 64 * 64 ? 2 : 3; }

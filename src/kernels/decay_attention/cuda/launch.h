@@ -235,8 +235,8 @@ void LaunchStep(const DecayAttentionStepArgs& args, cudaStream_t stream);
 // to slices of this size when tiles are loaded.
 template <int kK, int kV>
 void LaunchChunkScan(const ChunkScanParams& params, cudaStream_t stream);
-// For blocks kK x kWarpgroupColumns, on sm_90 only. Requires route.h's CanUseWgmma.
-template <int kK>
+// On sm_90 only. Requires route.h's CanUseWgmma.
+template <int kK, int kV>
 void LaunchWarpgroupScan(const ChunkScanParams& params, cudaStream_t stream);
 template <int kK, int kV>
 void LaunchChannelScan(const ChunkScanParams& params, cudaStream_t stream);

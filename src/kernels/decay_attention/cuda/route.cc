@@ -133,7 +133,7 @@ bool CanUseWgmmaBackward(const DecayAttentionGradArgs& grads, const DecayAttenti
          HasWholeUnits(grads.dq) && HasWholeUnits(grads.dk) && HasWholeUnits(grads.dv);
 }
 bool CanUseWgmma(const DecayAttentionArgs& args, const DecayBlock& block) {
-  return block.v == decay::kWarpgroupColumns && CanUseWgmmaBackward(args, block);
+  return decay::HasFastWarpgroupScan(block.k, block.v) && CanUseWgmmaBackward(args, block);
 }
 
 DecayBlock ReverseScanBlock(const DecayAttentionPlan& plan) {
@@ -146,15 +146,19 @@ Slices SlicesOf(const DecayAttentionArgs& args, const DecayBlock& block) {
   return {(args.head_dim_k + block.k - 1) / block.k, (args.head_dim_v + block.v - 1) / block.v};
 }
 
-ScanCost ForwardCost(const DecayAttentionArgs& args, const DecayBlock& block,
+ScanCost ForwardCost(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                      int64_t shared_memory_bytes) {
+  const DecayBlock& block = plan.forward;
   const double K = args.head_dim_k, V = args.head_dim_v, C = decay::kChunk;
   const Slices slices = SlicesOf(args, block);
   ScanCost cost = SegmentCost(args, slices);
   cost.bytes = ForwardBytesPerToken(args, block);
   cost.flops = C * (K * slices.values + V * slices.keys) + 4 * K * V;
-  cost.blocks_per_sm = BlocksPerSm(decay::ScanBlocksPerSm(block.k, block.v), shared_memory_bytes,
-                                   ForwardSharedBytes(args.decay_kind, block));
+  cost.blocks_per_sm =
+      plan.forward_warpgroups
+          ? decay::WarpgroupScanBlocksPerSm(block.k, block.v)
+          : BlocksPerSm(decay::ScanBlocksPerSm(block.k, block.v), shared_memory_bytes,
+                        ForwardSharedBytes(args.decay_kind, block));
   return cost;
 }
 namespace {

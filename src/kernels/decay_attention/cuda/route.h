@@ -33,10 +33,11 @@ int BackwardSharedBytes(DecayKind kind, const DecayBlock& block);
 
 // Whether the forward with these blocks can use Hopper's warpgroup instructions (wgmma).
 // Requirements: one decay factor per token, no normaliser, heads that fill their blocks and, for
-// bulk copies, rows of the batch at equal distances in units of 16 bytes.
+// bulk copies, rows of the batch at equal distances in units of 16 bytes. The blocks have 128
+// columns of V or are 64 x 64.
 bool CanUseWgmma(const DecayAttentionArgs& args, const DecayBlock& block);
 
-// The same for the backward, whose blocks may also have 64 columns of V. The second overload also
+// The same for the backward, with blocks of any size. The second overload also
 // checks the tensors of a call: it is false, and the backward uses the kernel without wgmma, if the
 // rows of dout are not at equal distances or if heads of dq, dk or dv do not start at units of 16
 // bytes.
@@ -64,7 +65,7 @@ struct ScanCost {
 };
 // Operands are read once per slice that needs them; sums over slices are written and read in fp32.
 // Flops are those of matrix units.
-ScanCost ForwardCost(const DecayAttentionArgs& args, const DecayBlock& block,
+ScanCost ForwardCost(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                      int64_t shared_memory_bytes);
 ScanCost BackwardCost(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                       int64_t shared_memory_bytes);

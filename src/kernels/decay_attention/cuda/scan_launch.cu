@@ -12,10 +12,17 @@
 namespace halflife::kernels::cuda {
 namespace {
 
+using LaunchScan = void (*)(const decay::ChunkScanParams&, cudaStream_t);
+template <int kK, int kV>
+constexpr LaunchScan WarpgroupScanOf() {
+  if constexpr (decay::HasFastWarpgroupScan(kK, kV)) return decay::LaunchWarpgroupScan<kK, kV>;
+  return nullptr;
+}
+
 struct Instance {
   int k, v;  // owned by a block
   void (*chunk_scan)(const decay::ChunkScanParams&, cudaStream_t);
-  void (*warpgroup_scan)(const decay::ChunkScanParams&, cudaStream_t);  // for wide blocks
+  LaunchScan warpgroup_scan;  // null: not compiled
   void (*channel_operands)(const decay::ChannelOperandsParams&, cudaStream_t);
   void (*channel_scan)(const decay::ChunkScanParams&, cudaStream_t);
   void (*reverse_scan)(const decay::ReverseScanParams&, int shared_limit, cudaStream_t);
@@ -29,7 +36,7 @@ struct Instance {
   {K,                                     \
    V,                                     \
    decay::LaunchChunkScan<K, V>,          \
-   decay::LaunchWarpgroupScan<K>,         \
+   WarpgroupScanOf<K, V>(),               \
    decay::LaunchChannelOperands<K>,       \
    decay::LaunchChannelScan<K, V>,        \
    decay::LaunchReverseScan<K, V>,        \

@@ -1,7 +1,8 @@
-// The scan of chunk_scan.cuh with Hopper's instructions (sm_90a). Two warpgroups do the products
-// with wgmma: the operand with 64 rows of V is in registers, and the other one is in shared memory,
-// where one read serves four warps. A third warpgroup computes the scores one chunk ahead, since
-// scores do not depend on the state. Its warps also load tiles by TMA and fill decay tables.
+// The scan of chunk_scan.cuh with Hopper's instructions (sm_90a). A warpgroup for each 64 columns of
+// V does products with wgmma: the operand with 64 rows of V is in registers, and the other one is in
+// shared memory, where one read serves four warps. The last warpgroup computes the scores one chunk
+// ahead, since scores do not depend on the state. Its warps also load tiles by TMA and fill decay
+// tables.
 //
 //   out^T = S^T q^T diag(incoming) + v^T scores^T,   S^T = transition S^T + (v diag(outgoing))^T k
 //
@@ -21,20 +22,22 @@
 
 namespace halflife::kernels::decay {
 
-template <int kK_>
+template <int kK_, int kV_>
 struct WarpgroupScanConfig {
-  static constexpr int kK = kK_, kV = kWarpgroupColumns;
+  static constexpr int kK = kK_, kV = kV_;
   static constexpr int kStages = kWarpgroupStages;
   static constexpr int kWarps = kV / 16;  // warps that do the products
   static constexpr int kScoreWarps = 4;   // the warpgroup that loads and scores
   static constexpr int kThreads = 32 * (kWarps + kScoreWarps);
-  // With these numbers, neither side spills. Their sum is at most the block's registers, 168 per
-  // thread. The state takes kK / 2 registers of a thread that does products.
-  static constexpr int kOwnRegisters = 208, kOtherRegisters = 88;
+  static constexpr int kMinBlocksPerSm = WarpgroupScanBlocksPerSm(kK, kV);
+  // With these numbers, neither side spills. Their sum is at most the block's registers. The state
+  // takes kK / 2 registers of a thread that does products.
+  static constexpr int kOwnRegisters = kMinBlocksPerSm == 1 ? 208 : 168;
+  static constexpr int kOtherRegisters = 88;
   static_assert(32 * kWarps * kOwnRegisters + 128 * kOtherRegisters <=
-                65536 / kThreads / 8 * 8 * kThreads);
+                65536 / kMinBlocksPerSm / kThreads / 8 * 8 * kThreads);
   static constexpr int kChunkBytes = 2 * kChunk * (2 * kK + kV);  // of q, k and v
-  static constexpr int kSmemBytes = WarpgroupScanBytes(kK);
+  static constexpr int kSmemBytes = WarpgroupScanBytes(kK, kV);
 };
 
 struct WarpgroupMaps {
@@ -345,7 +348,7 @@ HL_DEVICE void ConsumeChunks(const WarpgroupScanShared<Config>& smem, const Chun
 // a GPU of compute capability 9.0 by a build for sm_90 without the "a", it traps, because its
 // outputs would not be written.
 template <typename Config>
-__global__ void __launch_bounds__(Config::kThreads, 1)
+__global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     WarpgroupScanKernel([[maybe_unused]] HL_GRID_CONSTANT const ChunkScanParams params,
                         [[maybe_unused]] HL_GRID_CONSTANT const WarpgroupMaps maps) {
 #if HL_HAS_WGMMA
@@ -390,9 +393,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 #endif
 }
 
-template <int kK>
+template <int kK, int kV>
 void LaunchWarpgroupScan(const ChunkScanParams& params, cudaStream_t stream) {
-  using Config = WarpgroupScanConfig<kK>;
+  static_assert(HasFastWarpgroupScan(kK, kV));
+  using Config = WarpgroupScanConfig<kK, kV>;
   const DecayAttentionArgs& args = params.args;
   const auto map = [&](const TensorView& view, int heads, int dim, const char* name) {
     return MapOfRows(view, args, params.shape, heads, dim, name);

@@ -90,7 +90,7 @@ constexpr Row kRows[] = {
     {kChannel, true, Wants::kAll, 64, {60, 80, 288, 24}, {222.75, 502, 1440, 79}},
     {kToken, false, Wants::kAll, 128, {48, 408, 1344, 2}, {88, 1064, 3232, 3.75}},
     {kToken, false, Wants::kNoDecays, 128, {48, 408, 1344, 2}, {88, 1032, 3232, 2.75}},
-    {kToken, false, Wants::kAll, 64, {24, 140, 416, 2}, {81.03125, 96, 256, 5, 32}, kWarpgroups},
+    {kToken, false, Wants::kAll, 64, {24, 8, 0, 0, 16}, {81.03125, 96, 256, 5, 32}, kWarpgroups},
     {kToken,
      false,
      Wants::kAll,

@@ -12,7 +12,7 @@ namespace {
 
 ProblemShape ByWarpgroups(ProblemShape shape) {
   shape.warpgroups = true;
-  shape.block_v = 128;
+  if (shape.block_v == 0) shape.block_v = 128;
   return shape;
 }
 
@@ -79,6 +79,28 @@ TEST(CudaWarpgroupScan, SharedHeads) {
   ExpectSameAsByWarps(shape);
 }
 
+// One warpgroup does the products of a whole head of 64 x 64.
+TEST(CudaWarpgroupScan, HeadsOf64) {
+  ProblemShape shape = {.seq_len = kSlow ? 200 : 530, .heads = 2, .dim_v = 64, .block_v = 64};
+  shape.key_scale = true;
+  shape.document_starts = {30, 64, 100};
+  for (const DecayKind kind : {DecayKind::kNone, DecayKind::kPerHead, DecayKind::kPerToken}) {
+    if (kSlow && kind != DecayKind::kPerToken) continue;
+    shape.kind = kind;
+    ExpectSameAsByWarps(shape);
+  }
+  if (kSlow) return;
+  for (const int seq_len : Lengths())
+    ExpectForward(ByWarpgroups({.seq_len = seq_len, .heads = 1, .block_v = 64}));
+  ExpectGradients(ByWarpgroups({.seq_len = 300, .heads = 1, .block_v = 64}));
+  ExpectSameAsByWarps(
+      {.seq_len = 70, .heads = 1, .dim_k = 128, .dim_v = 192, .block_v = 64, .block = {64, 64}});
+  ExpectSameAsByWarps({.seq_len = 520, .heads = 1, .num_segments = 2, .block_v = 64});
+  shape = {.batch = 3, .seq_len = 70, .heads = 4, .batch_tiles = 2, .block_v = 64};
+  shape.q_heads = shape.k_heads = shape.decay_heads = 1;
+  ExpectSameAsByWarps(shape);
+}
+
 TEST(CudaWarpgroupScan, Documents) {
   ProblemShape rows = {.batch = 2, .seq_len = 150, .heads = 1, .dim_v = 128};
   rows.document_starts = {30, 64, 100, 150 + 1, 150 + 128};
@@ -124,6 +146,9 @@ TEST(CudaWarpgroupScan, TakesWhatBulkCopiesCanRead) {
   };
   EXPECT_TRUE(takes({.dim_v = 128}));
   EXPECT_TRUE(takes({.batch = 3, .dim_k = 256, .dim_v = 512}));
+  EXPECT_TRUE(takes({.dim_v = 64, .block_v = 64}));
+  EXPECT_FALSE(takes({.dim_k = 128, .dim_v = 64, .block_v = 64}))
+      << "two blocks by warps are faster";
   EXPECT_FALSE(takes({.dim_v = 64})) << "half of a block would be the next head's";
   EXPECT_FALSE(takes({.dim_k = 96, .dim_v = 128}));
   EXPECT_FALSE(takes({.dim_v = 200}));

@@ -4,8 +4,9 @@
 
 namespace halflife::kernels::decay {
 
-template void LaunchWarpgroupScan<64>(const ChunkScanParams&, cudaStream_t);
-template void LaunchWarpgroupScan<128>(const ChunkScanParams&, cudaStream_t);
+template void LaunchWarpgroupScan<64, 64>(const ChunkScanParams&, cudaStream_t);
+template void LaunchWarpgroupScan<64, 128>(const ChunkScanParams&, cudaStream_t);
+template void LaunchWarpgroupScan<128, 128>(const ChunkScanParams&, cudaStream_t);
 
 #define HL_DECAY_INSTANCE(K, V) \
   template void LaunchWarpgroupGradients<K, V>(const ReverseScanParams&, cudaStream_t);
