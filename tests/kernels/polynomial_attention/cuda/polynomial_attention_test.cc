@@ -305,6 +305,20 @@ TEST(CudaPolynomial, Quadratic) {
     Problem({.seq_len = seq_len, .heads = 1, .dim = dim, .dim_v = dim_v, .bf16 = true}).ExpectAll();
 }
 
+// Pairs of tiles in which every query sees every key take a path of their own. A document's start
+// inside a tile leaves some of them.
+TEST(CudaPolynomial, QuadraticOfTilesThatAreSeenCompletely) {
+  for (const PolynomialWeights& weights :
+       {PolynomialWeights{1, 1, 0.5}, {0, 0, 1}, {0.5, 1, 0.5}, {0, 1, 0}}) {
+    Shape shape = {
+        .seq_len = 200, .heads = 1, .dim = 16, .dim_v = 21, .weights = weights, .bf16 = true};
+    shape.normalise = weights.a2 != 0;
+    Problem(shape).ExpectAll();
+    shape.document_starts = {70};
+    if (!kSlow) Problem(shape).ExpectAll();
+  }
+}
+
 TEST(CudaPolynomial, QuadraticWithoutAWorkspace) {
   Shape shape = {.seq_len = 4, .bf16 = true};
   EXPECT_HL_ERROR(Problem(shape).ForwardWithoutAWorkspace(), ExitCode::kInternal,

@@ -79,6 +79,18 @@ HL_DEVICE void Weigh(float (&scores)[kTile / 8][4], const PairOfTiles& pair,
     }
   }
 }
+// Computes the weights of a plain polynomial, and their sums.
+HL_DEVICE void WeighPlain(float (&scores)[kTile / 8][4], const PlainPolynomial& polynomial,
+                          RunningSoftmax& running) {
+#pragma unroll
+  for (int n = 0; n < kTile / 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      scores[n][i] = polynomial.WeightOf(scores[n][i]);
+      running.sum[i / 2] += scores[n][i];
+    }
+  }
+}
 // Computes the weights of the other kinds, and their sums.
 HL_DEVICE void WeighAlone(float (&scores)[kTile / 8][4], const PairOfTiles& pair,
                           const Query (&queries)[2], RunningSoftmax& running) {
@@ -162,6 +174,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     const PairOfTiles pair = PairOf(args, span, tile, smem.bias + stage * kBiasTile);
     if (args.weight == Weight::kSoftmax) {
       Weigh(scores, pair, queries, running, out);
+    } else if (pair.is_plain_polynomial()) {
+      WeighPlain(scores, PlainPolynomial(pair), running);
     } else {
       WeighAlone(scores, pair, queries, running);
     }

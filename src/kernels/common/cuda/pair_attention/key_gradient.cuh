@@ -116,11 +116,38 @@ HL_DEVICE void LoadStep(const KeyGradientSmem<kD, kV, Pass>& smem, const Backwar
 
 constexpr int kQueriesAtOnce = 32;
 
+// WeighTransposed() of a plain polynomial.
+template <bool kGradients>
+HL_DEVICE void WeighPlainTransposed(float (&products)[kQueriesAtOnce / 8][4],
+                                    float (&dweights)[kQueriesAtOnce / 8][4],
+                                    const PairOfTiles& pair, const QueryTable& table, int first) {
+  const PlainPolynomial polynomial(pair);
+  const int lane = FreshLaneId();
+#pragma unroll
+  for (int n = 0; n < kQueriesAtOnce / 8; ++n) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int r = first + 8 * n + lane % 4 * 2 + j;
+      const PlainQuery query = PlainQueryOf(pair, 1 / table.normaliser[r], table.delta[r]);
+#pragma unroll
+      for (int i = j; i < 4; i += 2) {
+        const float product = products[n][i];
+        products[n][i] = polynomial.WeightOf(product) * query.inverse;
+        if (kGradients)
+          dweights[n][i] =
+              polynomial.SlopeOf(product) * query.inverse * (dweights[n][i] - query.delta);
+      }
+    }
+  }
+}
+
 // Replaces the products by P, and dP by dS, for a warp's 16 keys and 32 queries from `first` on.
 template <bool kGradients>
 HL_DEVICE void WeighTransposed(float (&products)[kQueriesAtOnce / 8][4],
                                float (&dweights)[kQueriesAtOnce / 8][4], const PairOfTiles& pair,
                                const QueryTable& table, int first, const PairAttentionArgs& args) {
+  if (pair.is_plain_polynomial())
+    return WeighPlainTransposed<kGradients>(products, dweights, pair, table, first);
   const int lane = FreshLaneId(), key = 16 * FreshWarpId() + lane / 4;
 #pragma unroll
   for (int n = 0; n < kQueriesAtOnce / 8; ++n) {

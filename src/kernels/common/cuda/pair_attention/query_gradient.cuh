@@ -51,6 +51,21 @@ HL_DEVICE void LoadStep(const QueryGradientSmem<kD, kV, kSliced>& smem,
 // Replaces dP by dS, for a warp's 16 queries.
 HL_DEVICE void Differentiate(float (&dscores)[kTile / 8][4], const float (&products)[kTile / 8][4],
                              const PairOfTiles& pair, const Query (&queries)[2]) {
+  if (pair.is_plain_polynomial()) {
+    const PlainPolynomial polynomial(pair);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const PlainQuery query = PlainQueryOf(pair, queries[half].normaliser, queries[half].delta);
+#pragma unroll
+      for (int n = 0; n < kTile / 8; ++n) {
+#pragma unroll
+        for (int i = 2 * half; i < 2 * half + 2; ++i)
+          dscores[n][i] =
+              polynomial.SlopeOf(products[n][i]) * query.inverse * (dscores[n][i] - query.delta);
+      }
+    }
+    return;
+  }
   const int lane = FreshLaneId(), first_row = 16 * FreshWarpId() + lane / 4;
 #pragma unroll
   for (int n = 0; n < kTile / 8; ++n) {

@@ -206,6 +206,11 @@ struct PairOfTiles {
   bool divides, all_seen;
   int first_key;      // index of the first key of the tile
   const float* bias;  // null: none
+
+  // Whether PlainPolynomial has the weights of these tiles.
+  HL_DEVICE bool is_plain_polynomial() const {
+    return kind == Weight::kPolynomial && all_seen && bias == nullptr;
+  }
 };
 HL_DEVICE PairOfTiles PairOf(const PairAttentionArgs& args, const TileSpan& span, int key_tile,
                              const float* bias) {
@@ -254,6 +259,29 @@ HL_DEVICE Weights WeightsOf(const PairOfTiles& pair, const Query& query, float p
   if (!pair.divides) return {of.weight, of.slope * dweight};
   if (pair.kind == Weight::kPolynomial) of.weight *= query.normaliser, of.slope *= query.normaliser;
   return {of.weight, of.slope * (dweight - query.delta)};
+}
+
+// The weight of a polynomial and its slope dw / ds, as functions of the product q . k, for tiles in
+// which every query sees every key and no pair has a bias. This is most of the tiles of a causal
+// row. They need no test per pair, and the scale is a part of the coefficients.
+struct PlainPolynomial {
+  HL_DEVICE explicit PlainPolynomial(const PairOfTiles& pair)
+      : a0(pair.a0),
+        a1(pair.a1 * pair.scale),
+        a2(pair.a2 * pair.scale * pair.scale),
+        slope0(pair.a1),
+        slope1(2 * pair.a2 * pair.scale) {}
+  HL_DEVICE float WeightOf(float product) const { return fmaf(product, fmaf(a2, product, a1), a0); }
+  HL_DEVICE float SlopeOf(float product) const { return fmaf(slope1, product, slope0); }
+
+  float a0, a1, a2, slope0, slope1;
+};
+// What it needs of a query: 1 and 0 if the output is not divided.
+struct PlainQuery {
+  float inverse, delta;
+};
+HL_DEVICE PlainQuery PlainQueryOf(const PairOfTiles& pair, float inverse, float delta) {
+  return {pair.divides ? inverse : 1.0f, pair.divides ? delta : 0.0f};
 }
 
 // ---- dropout ----
