@@ -79,6 +79,7 @@ Device PrepareTrainProcess(const train::RunConfig& config, const train::RunFolde
             "fp32 on a GPU: the kernels for matrix units take bf16, and most mixers go a much "
             "slower way. Use --set train.precision=bf16.");
   train::PrepareDevice(device);
+  train::UseComputeStream(device);
   context.UseDevice(device);
   return device;
 }

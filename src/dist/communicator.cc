@@ -3,6 +3,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "core/clock.h"
 #include "dist/request.h"
 #ifdef HALFLIFE_WITH_CUDA
 #include <cuda_runtime_api.h>
@@ -79,6 +80,12 @@ void Await(Work work, const Waiter& wait) {
 
 CommError::CommError(CommFailure failure)
     : Error(CodeOf(failure.kind), "dist", std::move(failure.text)), kind_(failure.kind) {}
+
+double AwaitResult(Work work, cudaStream_t consumer) {
+  const Stopwatch stopwatch;
+  work.WaitOn(consumer);
+  return stopwatch.Seconds();
+}
 
 std::string BroadcastBytes(Communicator& comm, std::string bytes, int root, OpTag tag,
                            const Waiter& wait) {

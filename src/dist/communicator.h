@@ -66,6 +66,15 @@ class Work {
   std::shared_ptr<Operation> operation_;
 };
 
+// Waits where the result of `work` is read next. Returns the seconds that the host was blocked.
+//
+// - On the CPU, the host waits.
+// - On a GPU, only the stream `consumer` waits, and the host queues further work. The poller of the
+//   group and the watchdog still see the operation until it ends. Communicator::TakeStreamWaits
+//   returns the time that the stream idled. Buffers of the operation may be freed or reused in the
+//   order of `consumer`.
+double AwaitResult(Work work, cudaStream_t consumer);
+
 // No average, because only the caller knows the token count.
 enum class ReduceOp : uint8_t { kSum, kMax, kMin };
 
@@ -94,9 +103,14 @@ class CommError : public Error {
 // and the number of thread blocks that an operation may occupy:
 //
 // - kRows: states of shared rows, for which compute waits at once. The greatest priority, 8 blocks.
-// - kParameters: weights that compute needs soon. Priority above compute, 16 blocks.
-// - kGradients: sums that have the whole backward pass to travel. The least priority, 16 blocks.
+// - kParameters: weights that compute needs soon. The priority of compute, 16 blocks.
+// - kGradients: sums that have the whole backward pass to travel. The least priority, below compute,
+//   16 blocks.
+//
+// Training computes on a stream of priority kComputePriority.
 enum class GroupRole : uint8_t { kGradients, kParameters, kRows };
+// CUDA's priorities: a smaller number is served first, and 0 is the least.
+inline constexpr int kComputePriority = -1;
 
 class Communicator {
  public:

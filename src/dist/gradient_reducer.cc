@@ -1,6 +1,6 @@
 #include "dist/gradient_reducer.h"
 
-#include "core/clock.h"
+#include <utility>
 
 namespace halflife::dist {
 
@@ -22,7 +22,6 @@ void GradientReducer::BeginStep(cudaStream_t producer) {
   HL_CHECK(!active_, "BeginStep before the last step's Finish");
   producer_ = producer;
   active_ = true;
-  exposed_seconds_ = 0;
   works_.clear();
   replica_works_.clear();
   sent_.clear();
@@ -51,7 +50,7 @@ void GradientReducer::LaunchReady() {
     } else {
       // NCCL needs the same order of operations on all ranks, so it depends on counts only.
       if (next + kShardSumsAhead >= works_.size()) return;
-      Await(works_[next]);
+      wait_seconds_ += AwaitResult(std::move(works_[next]), producer_);
     }
     LaunchInReplicas();
   }
@@ -63,7 +62,7 @@ void GradientReducer::Launch(int index) {
   const TensorRef all =
       wire_ != nullptr ? wire_->Load(bucket.begin, count) : grads_.Slice(bucket.begin, count);
   sent_.push_back(all);
-  const OpTag tag = {"grad_bucket", index};
+  const OpTag tag = {kGradientBucket, index};
   if (to_ == ReducedTo::kAllRanks) {
     works_.push_back(groups_.shard->AllReduce(all, ReduceOp::kSum, tag, producer_));
     return;
@@ -81,7 +80,7 @@ void GradientReducer::LaunchInReplicas() {
   replica_works_.push_back(groups_.replica->ReduceScatter(
       all.Slice(held.arena_begin - bucket.begin, held.count),
       all.Slice(own.arena_begin - bucket.begin, own.count), ReduceOp::kSum,
-      {"grad_bucket", static_cast<int>(index)}, producer_));
+      {kGradientBucket, static_cast<int>(index)}, producer_));
 }
 
 ParameterLayout::SliceRange GradientReducer::ReceivedOf(const Bucket& bucket) const {
@@ -90,23 +89,14 @@ ParameterLayout::SliceRange GradientReducer::ReceivedOf(const Bucket& bucket) co
   return groups_.UpdatedOf(layout_, bucket);
 }
 
-void GradientReducer::Await(Work& work) {
-  const Stopwatch stopwatch;
-  work.WaitOn(producer_);
-  // The stream waits too, but only WaitHost has a deadline: a stream would wait for a lost peer
-  // indefinitely.
-  work.WaitHost();
-  exposed_seconds_ += stopwatch.Seconds();
-}
-
 void GradientReducer::Finish() {
   HL_CHECK(active_, "Finish without BeginStep");
   progress_.RequireAll();
   for (size_t i = 0; i < works_.size(); ++i) {
-    Await(works_[i]);
+    wait_seconds_ += AwaitResult(std::move(works_[i]), producer_);
     if (groups_.replica != nullptr && i == replica_works_.size()) LaunchInReplicas();
   }
-  for (Work& work : replica_works_) Await(work);
+  for (Work& work : replica_works_) wait_seconds_ += AwaitResult(std::move(work), producer_);
   for (size_t i = 0; i < works_.size() && wire_ != nullptr; ++i) {
     const auto received = ReceivedOf(layout_.buckets()[i]);
     wire_->Store(received.arena_begin, received.count);

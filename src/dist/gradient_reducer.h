@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "core/tensor_ref.h"
@@ -32,6 +33,9 @@ class GradientWire {
   virtual void Store(int64_t begin, int64_t count) = 0;
 };
 
+// OpTag::what of a bucket's sum.
+inline constexpr char kGradientBucket[] = "grad_bucket";
+
 enum class ReducedTo : uint8_t { kAllRanks, kSlices };
 
 class GradientReducer {
@@ -51,21 +55,19 @@ class GradientReducer {
   void MarkReady(int param);
   // Marks all parameters as ready. For replayed backward passes, which call no hooks.
   void MarkAllReady();
-  // Waits until every bucket is summed. Afterwards the arena holds the sum over ranks: everywhere,
-  // or with kSlices only in this rank's slice of each bucket. The content of the other slices is
-  // then undefined.
+  // Waits until every bucket is summed; on a GPU, only the producer stream waits. Afterwards the
+  // arena holds the sum over ranks: everywhere, or with kSlices only in this rank's slice of each
+  // bucket. The content of the other slices is then undefined.
   void Finish();
 
-  // Seconds that the host waited in Finish in this step, which is the communication that compute
-  // did not hide.
-  double exposed_seconds() const { return exposed_seconds_; }
+  // Seconds that the host has waited since the last call of this function.
+  double TakeWaitSeconds() { return std::exchange(wait_seconds_, 0); }
 
  private:
   void LaunchReady();
   void Launch(int bucket);
   // Reduces the next bucket in the replica group, once the shard group has reduced it.
   void LaunchInReplicas();
-  void Await(Work& work);
   // The part of a bucket's sum that this rank receives.
   ParameterLayout::SliceRange ReceivedOf(const Bucket& bucket) const;
 
@@ -81,7 +83,7 @@ class GradientReducer {
   std::vector<Work> works_, replica_works_;
   std::vector<TensorRef> sent_;
   bool active_ = false;
-  double exposed_seconds_ = 0;
+  double wait_seconds_ = 0;
 };
 
 }  // namespace halflife::dist

@@ -179,7 +179,7 @@ void Group::MakeStream(GroupRole role) {
   int least = 0, greatest = 0;
   CheckCuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "stream priorities");
   const int priority = role == GroupRole::kRows         ? greatest
-                       : role == GroupRole::kParameters ? std::max(least - 1, greatest)
+                       : role == GroupRole::kParameters ? std::max(kComputePriority, greatest)
                                                         : least;
   CheckCuda(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, priority), "stream");
   CheckCuda(cudaMalloc(&scratch_, sizeof(int32_t)), "barrier scratch");

@@ -4,7 +4,6 @@
 #include <functional>
 #include <utility>
 
-#include "core/clock.h"
 #include "dist/parameter_layout.h"
 
 namespace halflife::dist {
@@ -91,11 +90,7 @@ void ParameterGather::Issue(const std::vector<int>& buckets) {
 }
 
 void ParameterGather::AwaitWork(Gather& gather) {
-  const Stopwatch stopwatch;
-  Work work = std::exchange(gather.work, Work());
-  work.WaitOn(consumer_);
-  work.WaitHost();  // with a deadline, which a stream that waits for a lost peer does not have
-  wait_seconds_ += stopwatch.Seconds();
+  wait_seconds_ += AwaitResult(std::move(gather.work), consumer_);
 }
 
 // The buckets of the layers [layer, layer + ahead] whose gathers have not reached `state`.

@@ -20,7 +20,7 @@
 namespace halflife::dist {
 
 // OpTag::what of a bucket's gather. Plans use it to distinguish gathers from gradient sums.
-constexpr char kParameterBucket[] = "param_bucket";
+inline constexpr char kParameterBucket[] = "param_bucket";
 
 // The weights that ranks compute with: elements [begin, end) of the arena, which are whole buckets,
 // in any dtype.
@@ -49,7 +49,8 @@ class ParameterGather {
   // on the CPU.
   void Start(cudaStream_t consumer);
   // Waits for the buckets of a layer, the index of `params_of_layer`, and issues those of the next
-  // layers. All ranks await the same layers in the same order.
+  // layers. On a GPU, only the stream `consumer` waits. All ranks await the same layers in the same
+  // order.
   void Await(int layer);
   void AwaitAll();
 

@@ -7,7 +7,6 @@
 #include <numeric>
 #include <utility>
 
-#include "core/clock.h"
 #include "core/error.h"
 #include "ops/torch/tensor_ref.h"
 
@@ -26,42 +25,32 @@ cudaStream_t StreamOf(const at::Tensor& x) {
 // type of the data that travels in the other direction.
 at::Tensor Bytes(const at::Tensor& x) { return x.defined() ? ops::BytesOf(x) : x; }
 
-// Accounts for waits. Operations of a group complete in order, so waiting for the last one is
-// enough.
+// Accounts for waits, and keeps what is being sent alive.
 class Waits {
  public:
   void Await(dist::Work work, cudaStream_t consumer) {
-    const Stopwatch stopwatch;
-    work.WaitOn(consumer);
-    seconds_ += stopwatch.Seconds();
-    last_ = std::move(work);
+    seconds_ += dist::AwaitResult(std::move(work), consumer);
   }
   // Records a send without a matching receive. The rank continues at once, so that it does not wait
   // for ranks that it is ahead of. `tensor` is kept alive until the send has completed.
-  void Keep(dist::Work work, at::Tensor tensor) {
+  void Keep(dist::Work work, at::Tensor tensor, cudaStream_t writer) {
     // These sends are done, so WaitHost does not block. It throws if a send failed.
     for (; !sent_.empty() && sent_.front().work.Done(); sent_.pop_front())
       sent_.front().work.WaitHost();
-    sent_.push_back({.tensor = std::move(tensor), .work = std::move(work)});
+    sent_.push_back({.tensor = std::move(tensor), .writer = writer, .work = std::move(work)});
   }
   void Settle() {
-    for (; !sent_.empty(); sent_.pop_front()) {
-      const Stopwatch stopwatch;
-      Sent& sent = sent_.front();
-      sent.work.WaitHost();
-      // Only CPU tensors count: waiting for a GPU's send includes all earlier computation.
-      if (sent.tensor.defined() && sent.tensor.is_cpu()) seconds_ += stopwatch.Seconds();
-    }
-    last_.WaitHost();
+    for (; !sent_.empty(); sent_.pop_front())
+      Await(std::move(sent_.front().work), sent_.front().writer);
   }
   double TakeSeconds() { return std::exchange(seconds_, 0); }
 
  private:
   struct Sent {
-    at::Tensor tensor;  // Undefined: this rank sent nothing, only others did.
-    dist::Work work;    // Destroyed first.
+    at::Tensor tensor;    // Undefined: this rank sent nothing, only others did.
+    cudaStream_t writer;  // The stream that wrote the tensor and may write to its memory again.
+    dist::Work work;      // Destroyed first.
   };
-  dist::Work last_;        // The last operation that was waited for.
   std::deque<Sent> sent_;  // Sends that are not yet known to be complete.
   double seconds_ = 0;
 };
@@ -129,7 +118,7 @@ class RankGroup final : public ops::SegmentGroup {
                        received.defined() ? from : -1, {what, 0}, stream);
     if (received.defined())
       return std::make_unique<TakingTransfer>(sent, std::move(work), stream, waits_);
-    waits_.Keep(std::move(work), sent);
+    waits_.Keep(std::move(work), sent, stream);
     return std::make_unique<GivingTransfer>();
   }
 

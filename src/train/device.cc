@@ -7,11 +7,13 @@
 
 #include "core/error.h"
 #include "core/host.h"
+#include "dist/communicator.h"
 #include "ops/decay_attention/decay_attention.h"
 
 #ifdef HALFLIFE_WITH_CUDA
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 #endif
 
@@ -93,6 +95,14 @@ void PrepareDevice([[maybe_unused]] Device device) {
   context.setAllowBF16ReductionCuBLAS(false);
   // A value that the user sets takes precedence.
   setenv("NCCL_ALGO", kNcclAlgorithms, /*overwrite=*/0);
+#endif
+}
+
+void UseComputeStream([[maybe_unused]] Device device) {
+#ifdef HALFLIFE_WITH_CUDA
+  if (!device.is_cuda()) return;
+  c10::cuda::setCurrentCUDAStream(c10::cuda::getStreamFromPool(
+      dist::kComputePriority, static_cast<c10::DeviceIndex>(device.index)));
 #endif
 }
 

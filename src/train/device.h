@@ -23,6 +23,10 @@ Device ChooseDevice(const std::string& name, int local_rank, const char* asked_b
 // forms of LibTorch operations and NCCL sums that always add in the same order. An operation
 // without such a form warns. On a CPU, sums always have a fixed order.
 void PrepareDevice(Device device);
+// Makes the calling thread compute on a stream whose priority is above that of gradient sums
+// (dist::GroupRole). No effect on a CPU. Only for programs that use the GPU from this thread: the
+// stream is not ordered with the default stream of other threads.
+void UseComputeStream(Device device);
 at::Device ToTorch(Device device);
 
 struct ComputePeak {

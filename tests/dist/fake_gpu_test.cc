@@ -13,6 +13,7 @@
 #include "dist/collective_cases.h"
 #include "dist/fake_gpu/nccl.h"
 #include "dist/fake_gpu/world.h"
+#include "dist/flight_recorder.h"
 #include "dist/gradient_reducer.h"
 #include "dist/nccl_communicator.h"
 #include "dist/parameter_gather.h"
@@ -381,6 +382,49 @@ TEST(FakeNccl, ParametersAreGatheredBeforeTheyAreRead) {
   for (const int ranks : {2, 3, 4})
     for (uint64_t seed = 0; seed < 8; ++seed)
       RunWell({.ranks = ranks, .seed = seed}, [&](Rank& rank) { GatherParameters(rank, ranks); });
+}
+
+// The host queues a whole backward pass and its sums, and then the gathers of a forward pass, in a
+// fraction of the time that the GPU takes. The flight record, which the watchdog reads, still shows
+// the oldest operation of the group.
+TEST(FakeNccl, HostRunsAheadOfTheGpu) {
+  RunWell({.ranks = 2, .collective_us = 500}, [](Rank& rank) {
+    const ParameterLayout layout = LayoutOf(2);
+    const auto comm = MakeWorld(rank);
+    FlightRecorder flight(rank.number(), 2);
+    RecordIn(*comm, &flight);
+    comm->Barrier({"met", 0}).WaitHost();
+    std::vector<float> grads(layout.num_elements()), weights(layout.num_elements());
+    const cudaStream_t stream = rank.Stream();
+    GradientReducer reducer(layout, *comm, OnGpu(rank, grads));
+    std::atomic<bool> released = false;
+    rank.ComputeUntil(stream, released, 1);
+    const double begin_us = rank.host_us();
+    reducer.BeginStep(stream);
+    for (int param = static_cast<int>(layout.specs().size()); param-- > 0;) {
+      rank.Compute(stream, 1000);
+      reducer.MarkReady(param);
+    }
+    reducer.Finish();
+    ParameterGather gather(
+        layout, *comm, {{.begin = 0, .end = layout.num_elements(), .data = OnGpu(rank, weights)}},
+        {{0, 1, 2, 3, 4, 5}, {6, 7, 8, 9, 10, 11}});
+    gather.Start(stream);
+    gather.AwaitAll();
+    EXPECT_LT(rank.host_us() - begin_us, 1000);
+    const std::vector<FlightRecorder::DeviceHead> heads = flight.DeviceHeads();
+    ASSERT_EQ(heads.size(), 1u);
+    EXPECT_THAT(heads[0].text, HasSubstr("'grad_bucket' 0"));
+    EXPECT_THAT(comm->TakeStreamWaits(), IsEmpty());
+    released = true;
+    rank.Synchronize(stream);
+    EXPECT_GE(rank.host_us() - begin_us, 12 * 1000);
+    // The last bucket is ready with the last gradient, so its sum is exposed as a whole.
+    const std::map<std::string, double> waits = comm->TakeStreamWaits();
+    EXPECT_GE(waits.at("grad_bucket"), 500e-6);
+    EXPECT_GE(waits.at("param_bucket"), 500e-6);
+    RecordIn(*comm, nullptr);
+  });
 }
 
 // A collective of 500 us that starts together with a kernel of `compute_us`, after which its result

@@ -111,7 +111,7 @@ TEST(GradientReducer, LaunchesInOrderAndSumsUnderEverySchedule) {
         }
         reducer.Finish();
         EXPECT_EQ(comm.launched, ascending);
-        EXPECT_GE(reducer.exposed_seconds(), 0);
+        EXPECT_GE(reducer.TakeWaitSeconds(), 0);
         for (int param = 0; param < kParams; ++param) {
           for (int64_t i = 0; i < layout.specs()[param].count(); ++i) {
             // 1 + 2 + 3 + 4 times small integers is exact in fp32.

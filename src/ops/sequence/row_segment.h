@@ -39,9 +39,8 @@ class SegmentGroup {
   }
   int64_t num_asked() const { return num_asked_; }
   const std::set<int64_t>& reaches() const { return reaches_; }
-  // Blocks the host, with the deadline of an operation, until all operations have completed,
-  // including sends. Call it before the host blocks for a GPU result that depends on them, and at
-  // the end of a pass.
+  // Waits until all sends have completed; on a GPU, only the stream that wrote the sent tensors
+  // waits. Call it at the end of a pass.
   virtual void Settle() = 0;
   // Returns the seconds that the host has waited for other ranks since the last call.
   virtual double TakeWaitSeconds() = 0;

@@ -23,15 +23,16 @@ namespace halflife::ops {
 namespace {
 
 // One recording stream per device. It must not be the default stream, which cannot be recorded. It
-// is reused because cuBLAS keeps a workspace for every stream that it has run on.
+// is reused because cuBLAS keeps a workspace for every stream that it has run on. Kernels of a
+// graph keep its priority, so it has that of the stream that computes.
 c10::cuda::CUDAStream RecordingStream(c10::DeviceIndex device) {
   static std::mutex mutex;
   static std::map<c10::DeviceIndex, c10::cuda::CUDAStream> streams;
   const std::lock_guard lock(mutex);
   const auto found = streams.find(device);
   if (found != streams.end()) return found->second;
-  return streams.emplace(device, c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device))
-      .first->second;
+  const int priority = c10::cuda::getCurrentCUDAStream(device).priority();
+  return streams.emplace(device, c10::cuda::getStreamFromPool(priority, device)).first->second;
 }
 
 class CapturedLaunches {

@@ -640,10 +640,7 @@ StepResult Trainer::TakeStep() {
   state_.last_lr = result.lr;
   if (config_.train.log_samples) LogSamples(result);
   if (metrics_) metrics_->Step(static_cast<int64_t>(state_.step), result);
-  // On a GPU, the waits of the host are not those of the device.
-  const auto compared = device_.is_cuda()
-                            ? std::nullopt
-                            : rank_times_.Add(result.seconds - result.exposed_comm_seconds());
+  const auto compared = rank_times_.Add(result.seconds - result.exposed_comm_seconds());
   if (compared && metrics_) metrics_->Ranks(static_cast<int64_t>(state_.step), *compared);
   return result;
 }

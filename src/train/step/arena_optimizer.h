@@ -35,6 +35,9 @@ class ArenaOptimizer {
   // the optimizer updates whole matrices.
   void Update(double lr, double grad_factor, uint64_t num_updates);
 
+  // Seconds that the host has waited for matrices since the last call of this function.
+  double TakeWaitSeconds() { return exchange_ ? exchange_->TakeWaitSeconds() : 0; }
+
  private:
   optim::Range RangeOf(const dist::Fragment& part) const;
   void UpdateMatrices(const optim::UpdateArgs& args);

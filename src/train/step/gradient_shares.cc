@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/clock.h"
 #include "core/error.h"
+#include "dist/gradient_reducer.h"
 #include "ops/torch/tensor_ref.h"
 
 namespace halflife::train {
@@ -90,20 +90,13 @@ void GradientShares::Launch(int bucket) {
   const bool in_place = first_ && !in_bf16_;
   sum.own = in_place ? share : at::empty(share.sizes(), sum.gradients.options());
   sum.work = groups_.shard->ReduceScatter(ops::RefOf(sum.gradients), ops::RefOf(sum.own),
-                                          dist::ReduceOp::kSum, {"grad_bucket", bucket}, producer_);
-}
-
-void GradientShares::Await(dist::Work& work) {
-  const Stopwatch stopwatch;
-  work.WaitOn(producer_);
-  // Waits with the deadline, because a stream would wait for a dead peer without a limit.
-  work.WaitHost();
-  wait_seconds_ += stopwatch.Seconds();
+                                          dist::ReduceOp::kSum, {dist::kGradientBucket, bucket},
+                                          producer_);
 }
 
 void GradientShares::Settle(int bucket) {
   BucketSum& sum = sums_[bucket];
-  Await(sum.work);
+  wait_seconds_ += dist::AwaitResult(std::move(sum.work), producer_);
   if (!first_) {
     HeldRange(bucket).add_(sum.own);
   } else if (in_bf16_) {
@@ -120,12 +113,12 @@ void GradientShares::LaunchInReplicas(int bucket) {
   sum.range = in_bf16_ ? range.to(at::kBFloat16) : range;
   sum.replica_work = groups_.replica->ReduceScatter(
       ops::RefOf(sum.range), ops::RefOf(UpdatedPart(bucket, sum.range)), dist::ReduceOp::kSum,
-      {"grad_bucket", bucket}, producer_);
+      {dist::kGradientBucket, bucket}, producer_);
 }
 
 void GradientShares::SettleInReplicas(int bucket) {
   BucketSum& sum = sums_[bucket];
-  Await(sum.replica_work);
+  wait_seconds_ += dist::AwaitResult(std::move(sum.replica_work), producer_);
   if (in_bf16_) UpdatedPart(bucket, HeldRange(bucket)).copy_(UpdatedPart(bucket, sum.range));
   sum = {};
 }

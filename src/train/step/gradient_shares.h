@@ -52,7 +52,6 @@ class GradientShares {
   void Settle(int bucket);  // waits for the sum, adds the own range and frees the memory
   void LaunchInReplicas(int bucket);
   void SettleInReplicas(int bucket);
-  void Await(dist::Work& work);
   at::Tensor HeldRange(int bucket) const;
   at::Tensor UpdatedPart(int bucket, const at::Tensor& range) const;
   void Grow(int64_t bytes);  // counts allocated slots

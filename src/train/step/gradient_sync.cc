@@ -170,11 +170,10 @@ void GradientSync::SumReplayed() {
 void GradientSync::Finish() {
   if (!reducer_) return;
   reducer_->Finish();
-  wait_seconds_ += reducer_->exposed_seconds();
 }
 
 double GradientSync::TakeWaitSeconds() {
-  return std::exchange(wait_seconds_, 0) + (shares_ ? shares_->TakeWaitSeconds() : 0);
+  return shares_ ? shares_->TakeWaitSeconds() : reducer_->TakeWaitSeconds();
 }
 
 int64_t GradientSync::wire_bytes() const { return wire_ ? wire_->bytes() : 0; }

@@ -129,7 +129,6 @@ class GradientSync {
   std::vector<at::Tensor> joined_levels_;
   int64_t index_ = 0, count_ = 1;  // of the current micro-batch
   bool reduces_ = false;           // its gradients complete sums, which reducer_ sends
-  double wait_seconds_ = 0;
 };
 
 // Adds `term`, which is number `index` of `count` and arrives in order, to the subtrees that it

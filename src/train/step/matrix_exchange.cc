@@ -199,7 +199,8 @@ void MatrixExchange::Run(const Steps& steps) {
 }
 
 void MatrixExchange::Await(Slot& slot) {
-  std::exchange(slot.work, dist::Work()).WaitOn(ops::CurrentStream(ops::RefOf(slot.sent).device));
+  wait_seconds_ +=
+      dist::AwaitResult(std::move(slot.work), ops::CurrentStream(ops::RefOf(slot.sent).device));
 }
 
 void MatrixExchange::Stage(size_t batch, const Steps& steps) {

@@ -16,6 +16,7 @@
 
 #include <array>
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include "dist/communicator.h"
@@ -95,6 +96,9 @@ class MatrixExchange {
   // Everything runs on the current stream.
   void Run(const Steps& steps);
 
+  // Seconds that the host has waited since the last call of this function.
+  double TakeWaitSeconds() { return std::exchange(wait_seconds_, 0); }
+
   int64_t buffer_bytes() const;
   // The matrices that this rank transforms, by batch.
   std::vector<WholeMatrix> owned() const;
@@ -127,6 +131,7 @@ class MatrixExchange {
   std::vector<std::vector<Gathered>> gathered_;  // by batch
   dist::Communicator* ranks_;
   std::array<Slot, kSlots> slots_;
+  double wait_seconds_ = 0;
 };
 
 }  // namespace halflife::train

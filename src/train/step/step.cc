@@ -169,8 +169,6 @@ at::Tensor StepRunner::Differentiate(const eval::BatchTensors& batch, bool await
   begin_backward();
   Enter("backward");
   sums.objective.mul(scale).backward();
-  // Waits here with the deadline, because the device's next operation would wait for a dead peer
-  // without a limit.
   if (rows_.parallel) rows_.parallel->group->Settle();
   gradients_.EndMicroBatch();
   return at::stack({sums.loss, sums.z_loss});
@@ -274,8 +272,27 @@ void StepRunner::Reduce(int64_t step, StepResult& result) {
   }
 }
 
-double StepRunner::TakeGatherSeconds() {
-  return (gather_ ? gather_->TakeWaitSeconds() : 0) + (units_ ? units_->TakeWaitSeconds() : 0);
+// Sets the times that were waited since the last call. On a GPU, they are those that streams
+// idled, by events. Waits of an update have not ended when a step returns, so they count in the
+// next one.
+void StepRunner::TakeExposedSeconds(StepResult& result) {
+  double& grad = result.exposed_grad_seconds = gradients_.TakeWaitSeconds();
+  double& param = result.exposed_param_seconds = optimizer_.TakeWaitSeconds();
+  if (gather_) param += gather_->TakeWaitSeconds();
+  if (units_) param += units_->TakeWaitSeconds();
+  double& rows = result.exposed_rows_seconds =
+      rows_.parallel ? rows_.parallel->group->TakeWaitSeconds() : 0;
+  if (!device_.is_cuda()) return;
+  grad = param = rows = 0;
+  for (dist::Communicator* const group :
+       {&context_.world(), groups_.shard.get(), groups_.replica.get(), groups_.units.get(),
+        groups_.slices.get()}) {
+    if (group == nullptr) continue;
+    for (const auto& [what, seconds] : group->TakeStreamWaits())
+      (what == dist::kGradientBucket ? grad : param) += seconds;
+  }
+  if (rows_.ranks == nullptr) return;
+  for (const auto& [what, seconds] : rows_.ranks->TakeStreamWaits()) rows += seconds;
 }
 
 double StepRunner::LearningRate(int64_t step) const {
@@ -290,9 +307,8 @@ StepResult StepRunner::Run(int64_t step, uint64_t& num_updates, const StepScalar
                            const std::function<void()>& before_update) {
   const Stopwatch watch;
   source_.TakeWaitSeconds();
-  TakeGatherSeconds();  // waits of a start, a validation or a save
-  if (rows_.parallel) rows_.parallel->group->TakeWaitSeconds();
   StepResult result;
+  TakeExposedSeconds(result);  // waits of a start, a validation or a save, which do not count
   result.scalars = flags;
   step_ = step + 1;
   const int64_t num_micro = NumMicroBatches(config_, context_.world_size());
@@ -327,9 +343,7 @@ StepResult StepRunner::Run(int64_t step, uint64_t& num_updates, const StepScalar
     StartGather();
   }
   result.data_wait_seconds = source_.TakeWaitSeconds();
-  result.exposed_grad_seconds = gradients_.TakeWaitSeconds();
-  result.exposed_param_seconds = TakeGatherSeconds();
-  if (rows_.parallel) result.exposed_rows_seconds = rows_.parallel->group->TakeWaitSeconds();
+  TakeExposedSeconds(result);
   result.comm_bytes = context_.flight().TakeBytes();
   result.seconds = watch.Seconds();
   return result;

@@ -111,7 +111,7 @@ class StepRunner {
   void Reduce(int64_t step, StepResult& result);
   std::vector<dist::Fragment> OwnGradients() const;
   void StartGather();
-  double TakeGatherSeconds();
+  void TakeExposedSeconds(StepResult& result);
   void Enter(const char* phase);
 
   const RunConfig& config_;

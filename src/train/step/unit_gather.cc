@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "core/clock.h"
 #include "ops/torch/tensor_ref.h"
 
 namespace halflife::train {
@@ -44,12 +43,8 @@ void UnitGather::Issue(const dist::UnitSchedule::Gather& gather) {
 }
 
 void UnitGather::AwaitSlot(int slot) {
-  const Stopwatch stopwatch;
-  for (dist::Work& work : std::exchange(works_[slot], {})) {
-    work.WaitOn(consumer_);
-    work.WaitHost();  // with a deadline
-  }
-  wait_seconds_ += stopwatch.Seconds();
+  for (dist::Work& work : std::exchange(works_[slot], {}))
+    wait_seconds_ += dist::AwaitResult(std::move(work), consumer_);
 }
 
 void UnitGather::Invalidate() {
