@@ -39,30 +39,31 @@ Init Init::UniformOfFanIn(int64_t fan_in) {
 }
 
 void Init::Fill(const std::string& name, const std::vector<int64_t>& shape, uint64_t seed,
-                float* out) const {
+                Part part, float* out) const {
   HL_CHECK(kind_ != Kind::kTruncatedNormal || cut_ >= 0.5, "a normal truncated at ", cut_,
            " standard deviations takes too many draws. Truncate it at 0.5 or more.");
-  int64_t count = 1;
-  for (const int64_t size : shape) count *= size;
+  const int64_t count = part.end - part.begin;
   const int64_t channels = shape.empty() ? 1 : shape.back();
   const RandomKey key =
       MakeRandomKey(seed, RandomPurpose::kInit, NameHash32(name.data(), name.size()));
   at::parallel_for(0, (count + kPiece - 1) / kPiece, 1, [&](int64_t begin, int64_t end) {
-    FillPart({begin * kPiece, std::min(count, end * kPiece)}, channels, key, out);
+    const int64_t first = begin * kPiece, last = std::min(count, end * kPiece);
+    FillPiece({part.begin + first, part.begin + last}, channels, key, out + first);
   });
 }
 
-void Init::FillPart(Part part, int64_t channels, RandomKey key, float* out) const {
+void Init::FillPiece(Part piece, int64_t channels, RandomKey key, float* out) const {
   if (kind_ == Kind::kConstant) {
-    std::fill(out + part.begin, out + part.end, static_cast<float>(factor_ * low_));
+    std::fill(out, out + (piece.end - piece.begin), static_cast<float>(factor_ * low_));
     return;
   }
   const bool normal = kind_ == Kind::kNormal || kind_ == Kind::kTruncatedNormal;
-  for (int64_t first = part.begin; first < part.end; first += 4) {  // A draw has four elements.
+  // A draw has four elements. A piece may begin or end within one.
+  for (int64_t first = piece.begin / 4 * 4; first < piece.end; first += 4) {
     const RandomCounter draw = Draw(key, static_cast<uint64_t>(first / 4), 0, 0);
     double normals[4] = {};
     if (normal) Normals(draw, normals);
-    for (int64_t i = first; i < std::min(part.end, first + 4); ++i) {
+    for (int64_t i = std::max(first, piece.begin); i < std::min(piece.end, first + 4); ++i) {
       const double uniform = ToUniform(draw.x[i - first]);
       double value = low_;
       switch (kind_) {
@@ -89,7 +90,7 @@ void Init::FillPart(Part part, int64_t channels, RandomKey key, float* out) cons
           value = formula_(i, uniform);
           break;
       }
-      out[i] = static_cast<float>(factor_ * value);
+      out[i - piece.begin] = static_cast<float>(factor_ * value);
     }
   }
 }

@@ -50,19 +50,19 @@ class Init {
     return init;
   }
 
-  // Fills `out`, whose size is the product of `shape`, on the threads of LibTorch.
-  void Fill(const std::string& name, const std::vector<int64_t>& shape, uint64_t seed,
+  // Elements [begin, end) of a parameter.
+  struct Part {
+    int64_t begin = 0, end = 0;
+  };
+  // Fills `out` with a part of the parameter of this name and shape, on the threads of LibTorch.
+  void Fill(const std::string& name, const std::vector<int64_t>& shape, uint64_t seed, Part part,
             float* out) const;
 
  private:
   enum class Kind { kConstant, kNormal, kTruncatedNormal, kUniform, kLogUniform, kRange, kFormula };
   Init(Kind kind, double low, double high) : kind_(kind), low_(low), high_(high) {}
 
-  // Elements [begin, end) of a parameter. `begin` is a multiple of 4, the elements of one draw.
-  struct Part {
-    int64_t begin, end;
-  };
-  void FillPart(Part part, int64_t channels, RandomKey key, float* out) const;
+  void FillPiece(Part piece, int64_t channels, RandomKey key, float* out) const;
 
   Kind kind_;
   double low_, high_;  // For a normal: 0 and the standard deviation.

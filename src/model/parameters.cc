@@ -53,8 +53,12 @@ void ParameterSet::Bind(int index, at::Tensor tensor) {
 }
 
 void ParameterSet::Initialise(int index, uint64_t seed, float* out) const {
+  InitialisePart(index, seed, {0, specs_.at(index).count()}, out);
+}
+
+void ParameterSet::InitialisePart(int index, uint64_t seed, Init::Part part, float* out) const {
   const dist::ParamSpec& spec = specs_.at(index);
-  inits_[index].Fill(spec.name, spec.shape, seed, out);
+  inits_[index].Fill(spec.name, spec.shape, seed, part, out);
 }
 
 }  // namespace halflife::model

@@ -69,6 +69,8 @@ class ParameterSet {
 
   // Writes the initial value of parameter `index` to `out` (spec.count() floats).
   void Initialise(int index, uint64_t seed, float* out) const;
+  // The same for some of its elements: `out` has part.end - part.begin floats.
+  void InitialisePart(int index, uint64_t seed, Init::Part part, float* out) const;
 
  private:
   std::vector<dist::ParamSpec> specs_;

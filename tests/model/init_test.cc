@@ -18,8 +18,28 @@ std::vector<float> Draw(const Init& init, const std::vector<int64_t>& shape = {2
   int64_t count = 1;
   for (const int64_t size : shape) count *= size;
   std::vector<float> values(count, 7);
-  init.Fill(name, shape, seed, values.data());
+  init.Fill(name, shape, seed, {0, count}, values.data());
   return values;
+}
+
+// A rank of ZeRO stage 3 draws only its slices.
+TEST(Init, PartsEqualTheWhole) {
+  const std::vector<int64_t> shape = {300, 500};
+  for (const Init& init :
+       {Init::Constant(3), Init::Normal(0.02), Init::TruncatedNormal(0.02, 1), Init::Uniform(-1, 1),
+        Init::LogUniform(0.1, 1), Init::Range(1, 2), Init::UniformOfFanIn(8),
+        Init::Of([](int64_t element, double uniform) { return element + uniform; })}) {
+    const std::vector<float> whole = Draw(init, shape);
+    for (const Init::Part part : {Init::Part{0, 1}, Init::Part{1, 3}, Init::Part{3, 70'001},
+                                  Init::Part{149'998, 150'000}, Init::Part{5, 5}}) {
+      std::vector<float> values(part.end - part.begin + 1, 7);
+      init.Fill("w", shape, 1, part, values.data());
+      EXPECT_EQ(values.back(), 7);
+      values.pop_back();
+      EXPECT_TRUE(std::equal(values.begin(), values.end(), whole.begin() + part.begin))
+          << "elements " << part.begin << " to " << part.end;
+    }
+  }
 }
 
 struct Moments {
