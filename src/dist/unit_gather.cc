@@ -1,60 +1,53 @@
-#include "train/step/unit_gather.h"
+#include "dist/unit_gather.h"
 
 #include <utility>
 
-#include "ops/torch/tensor_ref.h"
+namespace halflife::dist {
 
-namespace halflife::train {
-
-UnitGather::UnitGather(ParameterArena& arena, dist::Communicator& shard,
-                       dist::ParameterGather& gather)
-    : arena_(arena),
-      shard_(shard),
-      gather_(gather),
-      schedule_(arena.units()->num_units(), arena.units()->prefetch()),
+UnitGather::UnitGather(Parts parts)
+    : parts_(std::move(parts)),
+      schedule_(parts_.memory.num_units(), parts_.memory.prefetch()),
       works_(schedule_.num_slots()) {}
 
-void UnitGather::AwaitForward(int64_t layer) {
-  const int unit = static_cast<int>(layer) + 1;
-  gather_.Await(unit);  // parameters of no unit
-  for (const auto& gather : schedule_.Forward(unit)) Issue(gather);
+void UnitGather::AwaitForward(int unit, cudaStream_t consumer) {
+  consumer_ = consumer;
+  parts_.gather.Await(unit);  // parameters of no unit
+  for (const UnitSchedule::Gather& gather : schedule_.Forward(unit)) Issue(gather);
   AwaitSlot(schedule_.SlotOf(unit));
 }
 
-void UnitGather::AwaitBackward(int64_t layer) {
-  const int unit = static_cast<int>(layer) + 1;
-  for (const auto& gather : schedule_.Backward(unit)) Issue(gather);
+void UnitGather::AwaitBackward(int unit, cudaStream_t consumer) {
+  consumer_ = consumer;
+  for (const UnitSchedule::Gather& gather : schedule_.Backward(unit)) Issue(gather);
   AwaitSlot(schedule_.SlotOf(unit));
 }
 
-void UnitGather::Issue(const dist::UnitSchedule::Gather& gather) {
-  ParameterUnits& units = *arena_.units();
+void UnitGather::Issue(const UnitSchedule::Gather& gather) {
   AwaitSlot(gather.slot);  // a unit that was fetched but not read
-  if (gather.released >= 0) units.Release(gather.released, gather.slot);
-  gather_.Await(gather.unit);  // the range that this rank holds
-  consumer_ = ops::CurrentStream(ops::RefOf(arena_.grads()).device);
-  shard_.Batch([&] {
-    for (const int bucket : units.buckets_of(gather.unit))
-      works_[gather.slot].push_back(shard_.AllGather(
-          arena_.HeldWeights(bucket), units.BucketIn(gather.slot, gather.unit, bucket),
-          {dist::kParameterBucket, bucket}, consumer_));
+  if (gather.released >= 0) parts_.memory.Release(gather.released, gather.slot);
+  parts_.gather.Await(gather.unit);  // the range that this rank holds
+  parts_.shard.Batch([&] {
+    for (const int bucket : parts_.memory.buckets_of(gather.unit))
+      works_[gather.slot].push_back(parts_.shard.AllGather(
+          parts_.held(bucket), parts_.memory.BucketIn(gather.slot, gather.unit, bucket),
+          {kParameterBucket, bucket}, consumer_));
   });
-  units.Place(gather.unit, gather.slot);
+  parts_.memory.Place(gather.unit, gather.slot);
 }
 
 void UnitGather::AwaitSlot(int slot) {
-  for (dist::Work& work : std::exchange(works_[slot], {}))
-    wait_seconds_ += dist::AwaitResult(std::move(work), consumer_);
+  for (Work& work : std::exchange(works_[slot], {}))
+    wait_seconds_ += AwaitResult(std::move(work), consumer_);
 }
 
 void UnitGather::Invalidate() {
   for (int slot = 0; slot < schedule_.num_slots(); ++slot) {
     AwaitSlot(slot);
-    if (schedule_.unit_in(slot) >= 0) arena_.units()->Release(schedule_.unit_in(slot), slot);
+    if (schedule_.unit_in(slot) >= 0) parts_.memory.Release(schedule_.unit_in(slot), slot);
   }
   schedule_.Invalidate();
 }
 
 double UnitGather::TakeWaitSeconds() { return std::exchange(wait_seconds_, 0); }
 
-}  // namespace halflife::train
+}  // namespace halflife::dist

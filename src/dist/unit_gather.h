@@ -1,44 +1,63 @@
 // Brings the weights of ZeRO stage 3 to where a layer reads them: gathers each unit from the ranks
-// of the shard group, a few layers ahead in forward and in backward (dist/unit_schedule.h).
+// of the shard group, a few layers ahead in forward and in backward (unit_schedule.h).
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
-#include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "dist/communicator.h"
 #include "dist/parameter_gather.h"
 #include "dist/unit_schedule.h"
-#include "train/step/parameter_arena.h"
 
-namespace halflife::train {
+namespace halflife::dist {
+
+// The slots of gathered units, in memory of the caller. Calls are in the order of the consumer
+// stream: memory that one call releases may be read by work that is queued before it.
+class UnitMemory {
+ public:
+  virtual ~UnitMemory() = default;
+  virtual int num_units() const = 0;
+  virtual int prefetch() const = 0;
+  virtual const std::vector<int>& buckets_of(int unit) const = 0;
+  // The memory of a bucket of the unit in a slot.
+  virtual TensorRef BucketIn(int slot, int unit, int bucket) const = 0;
+  // Makes the unit's parameters point at the slot, or at nothing.
+  virtual void Place(int unit, int slot) = 0;
+  virtual void Release(int unit, int slot) = 0;
+};
 
 class UnitGather {
  public:
-  // All are borrowed. `shard` is a communicator of the shard group that nothing else uses, because
-  // gradients are reduced while units are gathered. `gather` gathers the ranges that this rank
-  // holds, and the parameters of no unit.
-  UnitGather(ParameterArena& arena, dist::Communicator& shard, dist::ParameterGather& gather);
+  struct Parts {
+    UnitMemory& memory;  // borrowed, like the others
+    // This rank's range of a bucket, in memory that does not move.
+    std::function<TensorRef(int bucket)> held;
+    // A communicator of the shard group that nothing else uses, because gradients are reduced while
+    // units are gathered.
+    Communicator& shard;
+    // Gathers the ranges that this rank holds, and the parameters of no unit.
+    ParameterGather& gather;
+  };
+  explicit UnitGather(Parts parts);
 
-  // Layers are numbered as in LanguageModel::LayerOf. All ranks call the same in the same order.
-  void AwaitForward(int64_t layer);
-  void AwaitBackward(int64_t layer);
+  // Waits for the unit and issues the gathers of the next ones. On a GPU, only the stream
+  // `consumer` waits, which then reads the unit. All ranks call the same in the same order.
+  void AwaitForward(int unit, cudaStream_t consumer);
+  void AwaitBackward(int unit, cudaStream_t consumer);
   void Invalidate();
 
+  // Seconds that the host has waited since the last call of this function.
   double TakeWaitSeconds();
 
  private:
-  void Issue(const dist::UnitSchedule::Gather& gather);
+  void Issue(const UnitSchedule::Gather& gather);
   void AwaitSlot(int slot);
 
-  ParameterArena& arena_;
-  dist::Communicator& shard_;
-  dist::ParameterGather& gather_;
-  dist::UnitSchedule schedule_;
-  cudaStream_t consumer_ = nullptr;             // the stream that reads the units
-  std::vector<std::vector<dist::Work>> works_;  // by slot: one for each bucket in flight
+  const Parts parts_;
+  UnitSchedule schedule_;
+  cudaStream_t consumer_ = nullptr;
+  std::vector<std::vector<Work>> works_;  // by slot: one for each bucket in flight
   double wait_seconds_ = 0;
 };
 
-}  // namespace halflife::train
+}  // namespace halflife::dist

@@ -14,7 +14,6 @@
 #include "train/step/matrix_exchange.h"
 #include "train/step/parameter_arena.h"
 #include "train/step/step_scalars.h"
-#include "train/step/unit_gather.h"
 
 namespace halflife::train {
 namespace {
@@ -122,7 +121,7 @@ class RankRehearsal {
     gather_.emplace(arena_.layout(), dist::ShardGroups(*shard_, replica_.get()),
                     arena_.ComputedArrays(), pieces_.params_of_layers(),
                     config.parallel.num_prefetched());
-    if (arena_.units() != nullptr) units_.emplace(arena_, *unit_ranks_, *gather_);
+    if (arena_.units() != nullptr) units_.emplace(arena_.UnitParts(*unit_ranks_, *gather_));
   }
 
   void Step() {
@@ -185,7 +184,7 @@ class RankRehearsal {
 
   void Await(int64_t layer) {
     if (units_) {
-      units_->AwaitForward(layer);
+      units_->AwaitForward(static_cast<int>(layer) + 1, nullptr);
     } else if (gather_) {
       gather_->Await(static_cast<int>(layer) + 1);
     }
@@ -222,7 +221,8 @@ class RankRehearsal {
     }
     gradients_.BeginMicroBatch(index, count);
     for (int64_t layer = config_.model.num_layers; layer >= -1; --layer) {
-      if (units_ && layer >= 0 && layer < config_.model.num_layers) units_->AwaitBackward(layer);
+      if (units_ && layer >= 0 && layer < config_.model.num_layers)
+        units_->AwaitBackward(static_cast<int>(layer) + 1, nullptr);
       Exchange(layer, /*forward=*/false);
       step_.rehearsal.Compute(pieces_.backward(layer));
       const std::vector<int>& params = pieces_.params(layer);
@@ -245,7 +245,7 @@ class RankRehearsal {
   std::optional<MatrixExchange> matrices_;
   GradientSync gradients_;
   std::optional<dist::ParameterGather> gather_;
-  std::optional<UnitGather> units_;
+  std::optional<dist::UnitGather> units_;
 };
 
 }  // namespace

@@ -4,10 +4,8 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "core/error.h"
-#include "dist/gradient_reducer.h"
 #include "ops/torch/tensor_ref.h"
 
 namespace halflife::train {
@@ -16,7 +14,7 @@ GradientShares::GradientShares(ParameterArena& arena, dist::ShardGroups groups, 
     : arena_(arena),
       groups_(groups),
       in_bf16_(in_bf16),
-      progress_(arena.layout()),
+      reducer_(arena.layout(), groups, *this, ParallelConfig::kBucketsInFlight),
       sums_(arena.layout().buckets().size()) {
   HL_CHECK(arena.grads_division().divides() &&
                arena.grads_division().parts == groups.num_shards() &&
@@ -29,16 +27,13 @@ GradientShares::GradientShares(ParameterArena& arena, dist::ShardGroups groups, 
 
 void GradientShares::BeginMicroBatch(bool first, bool last) {
   first_ = first;
-  last_ = last;
-  producer_ = ops::CurrentStream(ops::RefOf(arena_.grads()).device);
-  num_launched_ = num_settled_ = 0;
-  progress_.Begin();
+  reducer_.BeginMicroBatch(last, ops::CurrentStream(ops::RefOf(arena_.grads()).device));
 }
 
 at::Tensor GradientShares::Slot(int param) {
   const dist::ParameterLayout& layout = arena_.layout();
-  const dist::Bucket& bucket = layout.buckets()[progress_.bucket_of(param)];
-  at::Tensor& gradients = sums_[progress_.bucket_of(param)].gradients;
+  const dist::Bucket& bucket = layout.buckets()[reducer_.bucket_of(param)];
+  at::Tensor& gradients = sums_[reducer_.bucket_of(param)].gradients;
   if (!gradients.defined()) {
     // Zeros, because padding is summed too.
     gradients = at::zeros({bucket.end - bucket.begin}, arena_.grads().options());
@@ -51,18 +46,6 @@ at::Tensor GradientShares::Slot(int param) {
 void GradientShares::Grow(int64_t bytes) {
   slot_bytes_ += bytes;
   most_slot_bytes_ = std::max(most_slot_bytes_, slot_bytes_);
-}
-
-void GradientShares::MarkReady(int param) {
-  progress_.MarkReady(param);
-  LaunchReady();
-}
-
-void GradientShares::LaunchReady() {
-  while (num_launched_ < static_cast<int>(sums_.size()) && progress_.complete(num_launched_)) {
-    while (num_launched_ - num_settled_ >= ParallelConfig::kBucketsInFlight) Settle(num_settled_++);
-    Launch(num_launched_++);
-  }
 }
 
 at::Tensor GradientShares::HeldRange(int bucket) const {
@@ -78,25 +61,27 @@ at::Tensor GradientShares::UpdatedPart(int bucket, const at::Tensor& range) cons
   return range.narrow(0, own.arena_begin - held.arena_begin, own.count);
 }
 
-void GradientShares::Launch(int bucket) {
+TensorRef GradientShares::Sent(int bucket) {
   BucketSum& sum = sums_[bucket];
-  const at::Tensor share = HeldRange(bucket);
   if (in_bf16_) {
     const at::Tensor travelling = sum.gradients.to(at::kBFloat16);
     Grow(static_cast<int64_t>(travelling.nbytes()));
     slot_bytes_ -= static_cast<int64_t>(sum.gradients.nbytes());
     sum.gradients = travelling;
   }
-  const bool in_place = first_ && !in_bf16_;
-  sum.own = in_place ? share : at::empty(share.sizes(), sum.gradients.options());
-  sum.work = groups_.shard->ReduceScatter(ops::RefOf(sum.gradients), ops::RefOf(sum.own),
-                                          dist::ReduceOp::kSum, {dist::kGradientBucket, bucket},
-                                          producer_);
+  return ops::RefOf(sum.gradients);
 }
 
-void GradientShares::Settle(int bucket) {
+TensorRef GradientShares::Received(int bucket) {
   BucketSum& sum = sums_[bucket];
-  wait_seconds_ += dist::AwaitResult(std::move(sum.work), producer_);
+  const at::Tensor share = HeldRange(bucket);
+  const bool in_place = first_ && !in_bf16_;
+  sum.own = in_place ? share : at::empty(share.sizes(), sum.gradients.options());
+  return ops::RefOf(sum.own);
+}
+
+void GradientShares::Accept(int bucket) {
+  BucketSum& sum = sums_[bucket];
   if (!first_) {
     HeldRange(bucket).add_(sum.own);
   } else if (in_bf16_) {
@@ -104,32 +89,18 @@ void GradientShares::Settle(int bucket) {
   }
   slot_bytes_ -= static_cast<int64_t>(sum.gradients.nbytes());
   sum = {};
-  if (last_ && groups_.replica != nullptr) LaunchInReplicas(bucket);
 }
 
-void GradientShares::LaunchInReplicas(int bucket) {
-  BucketSum& sum = sums_[bucket];
+TensorRef GradientShares::SentInReplicas(int bucket) {
   const at::Tensor range = HeldRange(bucket);
-  sum.range = in_bf16_ ? range.to(at::kBFloat16) : range;
-  sum.replica_work = groups_.replica->ReduceScatter(
-      ops::RefOf(sum.range), ops::RefOf(UpdatedPart(bucket, sum.range)), dist::ReduceOp::kSum,
-      {dist::kGradientBucket, bucket}, producer_);
+  sums_[bucket].range = in_bf16_ ? range.to(at::kBFloat16) : range;
+  return ops::RefOf(sums_[bucket].range);
 }
 
-void GradientShares::SettleInReplicas(int bucket) {
+void GradientShares::AcceptInReplicas(int bucket) {
   BucketSum& sum = sums_[bucket];
-  wait_seconds_ += dist::AwaitResult(std::move(sum.replica_work), producer_);
   if (in_bf16_) UpdatedPart(bucket, HeldRange(bucket)).copy_(UpdatedPart(bucket, sum.range));
   sum = {};
 }
-
-void GradientShares::FinishMicroBatch() {
-  progress_.RequireAll();
-  while (num_settled_ < num_launched_) Settle(num_settled_++);
-  if (!last_ || groups_.replica == nullptr) return;
-  for (int bucket = 0; bucket < num_settled_; ++bucket) SettleInReplicas(bucket);
-}
-
-double GradientShares::TakeWaitSeconds() { return std::exchange(wait_seconds_, 0); }
 
 }  // namespace halflife::train

@@ -2,56 +2,51 @@
 // first gradient until its sum over ranks has been sent to the ranks that hold its parts. Every
 // micro-batch is summed over the shard group, and each rank accumulates the range that it holds.
 // After the last micro-batch, the ranges are summed over the replica group
-// (dist/shard_groups.h).
+// (dist/share_reducer.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <vector>
 
-#include "dist/communicator.h"
-#include "dist/parameter_layout.h"
-#include "dist/shard_groups.h"
+#include "dist/share_reducer.h"
 #include "train/config/run_config.h"
 #include "train/step/parameter_arena.h"
 
 namespace halflife::train {
 
-class GradientShares {
+class GradientShares final : private dist::ShareMemory {
  public:
   // All are borrowed. The arena's gradients must be divided over the shard group. `in_bf16`: the
   // shares of the ranks are rounded to bf16, and with replicas the sums of shard groups, too.
   GradientShares(ParameterArena& arena, dist::ShardGroups groups, bool in_bf16 = false);
+  GradientShares(const GradientShares&) = delete;
+  GradientShares& operator=(const GradientShares&) = delete;
 
   // The first micro-batch overwrites the gradients. After the last one, this rank's slice has the
   // sum over all ranks. Sums over ranks follow the work on LibTorch's current stream.
   void BeginMicroBatch(bool first, bool last);
   // The buffer for the gradient of a parameter in this micro-batch, in its shape.
   at::Tensor Slot(int param);
-  // The gradient in the slot of this parameter is complete. A second call in the same micro-batch
-  // throws an Error that names the parameter.
-  void MarkReady(int param);
-  // Waits until the slices hold the sums. Error kInternal names parameters without a gradient.
-  void FinishMicroBatch();
+  // See ShareReducer. The gradient is in the slot of this parameter.
+  void MarkReady(int param) { reducer_.MarkReady(param); }
+  void FinishMicroBatch() { reducer_.FinishMicroBatch(); }
 
   // Seconds the host has waited since the last call of this function.
-  double TakeWaitSeconds();
+  double TakeWaitSeconds() { return reducer_.TakeWaitSeconds(); }
   int64_t most_slot_bytes() const { return most_slot_bytes_; }  // largest sum of slots so far
 
  private:
   struct BucketSum {
     at::Tensor gradients;  // [bucket]; undefined until its first gradient
     at::Tensor own;        // this rank's range of the sum, in the arena or a buffer
-    dist::Work work;
-    // The sum of the range over the replica group, and its memory: in the arena, or in bf16.
-    dist::Work replica_work;
-    at::Tensor range;
+    at::Tensor range;      // the sum of the range over the replica group: in the arena, or in bf16
   };
-  void LaunchReady();
-  void Launch(int bucket);
-  void Settle(int bucket);  // waits for the sum, adds the own range and frees the memory
-  void LaunchInReplicas(int bucket);
-  void SettleInReplicas(int bucket);
+  TensorRef Sent(int bucket) override;
+  TensorRef Received(int bucket) override;
+  void Accept(int bucket) override;
+  TensorRef SentInReplicas(int bucket) override;
+  void AcceptInReplicas(int bucket) override;
   at::Tensor HeldRange(int bucket) const;
   at::Tensor UpdatedPart(int bucket, const at::Tensor& range) const;
   void Grow(int64_t bytes);  // counts allocated slots
@@ -59,12 +54,9 @@ class GradientShares {
   ParameterArena& arena_;
   dist::ShardGroups groups_;
   bool in_bf16_;
-  cudaStream_t producer_ = nullptr;  // the stream of the micro-batch
-  dist::BucketProgress progress_;
+  dist::ShareReducer reducer_;
   std::vector<BucketSum> sums_;
-  int num_launched_ = 0, num_settled_ = 0;
-  bool first_ = true, last_ = true;
-  double wait_seconds_ = 0;
+  bool first_ = true;
   int64_t slot_bytes_ = 0, most_slot_bytes_ = 0;
 };
 

@@ -105,7 +105,7 @@ ParameterArena::ParameterArena(model::ParameterSet& parameters, const Config& co
     compute_ = copy_ = ZeroedFlat(computed, config.compute_dtype, device_);
   }
   for (int i = 0; i < parameters_.size(); ++i) {
-    at::Tensor view = units_ && units_->has(i) ? units_->View(i) : ComputedWith(i).detach();
+    at::Tensor view = in_unit(i) ? units_->View(i) : ComputedWith(i).detach();
     view.set_requires_grad(true);
     parameters_.Bind(i, std::move(view));
   }
@@ -147,10 +147,14 @@ at::Tensor ParameterArena::View(const at::Tensor& flat, int param) const {
   return flat.narrow(0, layout_.offset(param), spec.count()).view(spec.shape);
 }
 
-TensorRef ParameterArena::HeldWeights(int bucket) const {
-  const auto held =
-      layout_.SliceOf(layout_.buckets()[bucket], compute_division_.part, compute_division_.parts);
-  return ops::RefOf(compute_).Slice(held.slice_begin, held.count);
+dist::UnitGather::Parts ParameterArena::UnitParts(dist::Communicator& shard,
+                                                  dist::ParameterGather& gather) {
+  const auto held = [this](int bucket) {
+    const auto range =
+        layout_.SliceOf(layout_.buckets()[bucket], compute_division_.part, compute_division_.parts);
+    return ops::RefOf(compute_).Slice(range.slice_begin, range.count);
+  };
+  return {.memory = *units_, .held = held, .shard = shard, .gather = gather};
 }
 
 void ParameterArena::CopyToCompute(const dist::Fragment& part, const at::Tensor& values) {
@@ -159,17 +163,17 @@ void ParameterArena::CopyToCompute(const dist::Fragment& part, const at::Tensor&
       .copy_(values);
 }
 
+void ParameterArena::SetPart(const dist::Fragment& part, const at::Tensor& values) {
+  main_.narrow(0, layout_.PlaceOf(part, main_sliced_end_), part.end - part.begin).copy_(values);
+  if (in_unit(part.param)) CopyToCompute(part, values);
+}
+
 void ParameterArena::SetWeights(int param, const at::Tensor& values) {
-  const bool in_unit = units_ && units_->has(param);
-  if (!in_unit) ComputedWith(param).copy_(values);
+  if (!in_unit(param)) ComputedWith(param).copy_(values);
   if (!has_copy(param)) return;  // the line above has set main
   const at::Tensor flat = values.contiguous().view({-1});
-  for (const dist::Fragment& part : updated_) {
-    if (part.param != param) continue;
-    const at::Tensor own = flat.narrow(0, part.begin, part.end - part.begin);
-    main_.narrow(0, layout_.PlaceOf(part, main_sliced_end_), part.end - part.begin).copy_(own);
-    if (in_unit) CopyToCompute(part, own);
-  }
+  for (const dist::Fragment& part : updated_)
+    if (part.param == param) SetPart(part, flat.narrow(0, part.begin, part.end - part.begin));
 }
 
 at::Tensor ParameterArena::InitialWeights(int param) const {
@@ -180,7 +184,15 @@ at::Tensor ParameterArena::InitialWeights(int param) const {
 
 void ParameterArena::Initialise(uint64_t seed) {
   seed_ = seed;
-  for (int i = 0; i < parameters_.size(); ++i) SetWeights(i, InitialWeights(i));
+  for (int i = 0; i < parameters_.size(); ++i)
+    if (!in_unit(i)) SetWeights(i, InitialWeights(i));
+  for (const dist::Fragment& part : updated_) {
+    if (!in_unit(part.param)) continue;
+    const at::Tensor values = at::empty({part.end - part.begin}, at::kFloat);
+    parameters_.InitialisePart(part.param, seed, {part.begin, part.end},
+                               values.mutable_data_ptr<float>());
+    SetPart(part, values);
+  }
 }
 
 void ParameterArena::CopyMainTo(std::string_view state_name) {

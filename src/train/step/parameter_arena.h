@@ -80,14 +80,17 @@ class ParameterArena {
   const at::Tensor& compute_copy() const { return copy_; }
   // Whether the optimizer writes the copy. If not, RefreshComputeCopy() does after an update.
   bool optimizer_writes_copy() const { return copy_.defined() && !units_; }
-  // With stage 3: the memory of gathered weights, and this rank's part of a bucket of a unit.
+  // With stage 3: the memory of gathered weights, and what gathers them, with the communicators of
+  // UnitGather::Parts.
   ParameterUnits* units() { return units_.get(); }
-  TensorRef HeldWeights(int bucket) const;
+  dist::UnitGather::Parts UnitParts(dist::Communicator& shard, dist::ParameterGather& gather);
   // Returns the parameter's part of a whole array, in the parameter's shape.
   at::Tensor View(const at::Tensor& flat, int param) const;
   // Sets the part of a parameter's main weights that this rank holds, and its compute copy.
   void SetWeights(int param, const at::Tensor& values);
 
+  // Draws what this rank holds: of the parameters of units, only the part that it updates. The
+  // parameters of no unit are drawn on every rank.
   void Initialise(uint64_t seed);
   // Sets the part of a state array that this rank holds to the main weights.
   void CopyMainTo(std::string_view state_name);
@@ -105,6 +108,8 @@ class ParameterArena {
   bool has_copy(int param) const;
   at::Tensor ComputedWith(int param) const;
   void CopyToCompute(const dist::Fragment& part, const at::Tensor& values);
+  void SetPart(const dist::Fragment& part, const at::Tensor& values);
+  bool in_unit(int param) const { return units_ && units_->has(param); }
 
   const Config config_;
   model::ParameterSet& parameters_;

@@ -15,7 +15,7 @@
 
 #include "core/tensor_ref.h"
 #include "dist/parameter_layout.h"
-#include "dist/unit_schedule.h"
+#include "dist/unit_gather.h"
 #include "model/language_model.h"
 
 namespace halflife::train {
@@ -24,7 +24,7 @@ namespace halflife::train {
 // tables that several layers read (a tied embedding, shared bounds) and those of positions.
 std::vector<int> UnitsOf(const model::LanguageModel& model);
 
-class ParameterUnits {
+class ParameterUnits final : public dist::UnitMemory {
  public:
   struct Config {
     at::Device device = at::kCPU;
@@ -38,19 +38,17 @@ class ParameterUnits {
 
   // The end of the units in the arena. Elements from there on belong to no unit.
   int64_t end() const { return end_; }
-  const std::vector<int>& buckets_of(int unit) const { return units_[unit].buckets; }
+  const std::vector<int>& buckets_of(int unit) const override { return units_[unit].buckets; }
   bool has(int param) const;
   // The parameter as a view of its unit's storage, in its shape.
   at::Tensor View(int param) const;
 
-  // Makes the unit's parameters point at the slot, or at nothing.
-  void Place(int unit, int slot);
-  void Release(int unit, int slot);
-  // The memory of a bucket of the unit in a slot.
-  TensorRef BucketIn(int slot, int unit, int bucket) const;
+  void Place(int unit, int slot) override;
+  void Release(int unit, int slot) override;
+  TensorRef BucketIn(int slot, int unit, int bucket) const override;
 
-  int num_units() const { return static_cast<int>(units_.size()); }
-  int prefetch() const { return config_.prefetch; }
+  int num_units() const override { return static_cast<int>(units_.size()); }
+  int prefetch() const override { return config_.prefetch; }
   int64_t bytes() const;  // of all slots
 
  private:

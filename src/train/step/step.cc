@@ -86,7 +86,7 @@ StepRunner::StepRunner(const RunConfig& config, model::LanguageModel& model, Par
                   lora == nullptr ? ParamsOfLayers(model) : AllAtOnce(lora->parameters()),
                   config.parallel.num_prefetched());
   if (groups_.units) {
-    units_.emplace(arena, *groups_.units, *gather_);
+    units_.emplace(arena.UnitParts(*groups_.units, *gather_));
     model.SetAwaitLayer([this](int64_t layer) { AwaitLayer(layer); });
   }
 }
@@ -124,7 +124,7 @@ void StepRunner::AwaitParameters() {
 void StepRunner::AwaitLayer(int64_t layer) {
   if (lora_ != nullptr) return;  // all parameters are awaited before the first layer
   if (units_) {
-    units_->AwaitForward(layer);
+    units_->AwaitForward(static_cast<int>(layer) + 1, ops::CurrentStream(device_));
   } else if (gather_) {
     gather_->Await(static_cast<int>(layer) + 1);
   }
@@ -151,7 +151,10 @@ at::Tensor StepRunner::Differentiate(const eval::BatchTensors& batch, bool await
                                      const std::function<void()>& begin_backward) {
   std::function<void(int64_t layer)> await_layer, await_backward;
   if (awaits) await_layer = [this](int64_t layer) { AwaitLayer(layer); };
-  if (units_) await_backward = [this](int64_t layer) { units_->AwaitBackward(layer); };
+  if (units_)
+    await_backward = [this](int64_t layer) {
+      units_->AwaitBackward(static_cast<int>(layer) + 1, ops::CurrentStream(device_));
+    };
   const model::ForwardContext context{.slice = &batch.slice,
                                       .training = true,
                                       .z_loss_weight = config_.train.z_loss,

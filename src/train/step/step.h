@@ -17,6 +17,7 @@
 #include "data/token_source.h"
 #include "dist/parameter_gather.h"
 #include "dist/rank_context.h"
+#include "dist/unit_gather.h"
 #include "train/config/run_config.h"
 #include "train/lora/lora.h"
 #include "train/step/arena_optimizer.h"
@@ -25,7 +26,6 @@
 #include "train/step/micro_batch_graph.h"
 #include "train/step/shared_rows.h"
 #include "train/step/step_scalars.h"
-#include "train/step/unit_gather.h"
 
 namespace halflife::train {
 
@@ -139,7 +139,7 @@ class StepRunner {
   Groups groups_;
   GradientSync gradients_;
   std::optional<dist::ParameterGather> gather_;  // set if each rank updates only its slices
-  std::optional<UnitGather> units_;              // with ZeRO stage 3
+  std::optional<dist::UnitGather> units_;        // with ZeRO stage 3
   GradientNorm norm_;                            // of the gradients that this rank holds
   ArenaOptimizer optimizer_;
   std::function<void(const char*)> observe_;  // null: no observer
