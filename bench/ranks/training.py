@@ -68,6 +68,7 @@ def train(binary: pathlib.Path, ranks: int, threads: int, settings: dict, prefix
         "tokens_per_s": median("tokens_per_s"),
         "step_ms": median("step_ms"),
         "exposed_grad_ms": median("exposed_grad_ms"),
+        "exposed_param_ms": median("exposed_param_ms"),
         "data_wait_share": median("data_wait_ms") / median("step_ms"),
         "exposed_comm_share": median("exposed_comm_ms") / median("step_ms"),
         "peak_memory_mib": steps[-1]["peak_memory_bytes"] / 2**20,
