@@ -85,7 +85,7 @@ def compare_prefetch(options) -> dict:
     }
 
     def run(bits_per_s: float, prefetch: int) -> dict:
-        return train(options.binary, 2, 1, {**settings, "parallel.prefetch": prefetch}, prefix=namespace(bits_per_s))
+        return train(options.binary.resolve(), 2, 1, {**settings, "parallel.prefetch": prefetch}, prefix=namespace(bits_per_s))
 
     free = run(0, 0)
     compute_ms = free["step_ms"] - free["step_ms"] * free["exposed_comm_share"]
