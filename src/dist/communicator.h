@@ -104,8 +104,8 @@ class CommError : public Error {
 //
 // - kRows: states of shared rows, for which compute waits at once. The greatest priority, 8 blocks.
 // - kParameters: weights that compute needs soon. The priority of compute, 16 blocks.
-// - kGradients: sums that have the whole backward pass to travel. The least priority, which is below
-//   compute, and 16 blocks.
+// - kGradients: sums that have the whole backward pass to travel. The least priority, below
+//   compute, 16 blocks.
 //
 // Training computes on a stream of priority kComputePriority.
 enum class GroupRole : uint8_t { kGradients, kParameters, kRows };
