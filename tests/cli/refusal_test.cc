@@ -184,7 +184,7 @@ std::vector<OptionsOfMode> OptionsOfPrepare() {
       {kOfTask,
        {"--tokenizer", "--train-tokenizer", "--documents", "--dedup", "--field", "--invalid-utf8",
         "--max-document-bytes", "--validation-input", "--validation-fraction", "--split-seed",
-        "--validation-tail", "--in-place"},
+        "--validation-tail", "--in-place", "--resumable"},
        "--synthetic",
        kOfText},
       {kOfTask,
@@ -237,7 +237,7 @@ std::vector<OptionsOfMode> OptionsOfPrepare() {
        "without --train-tokenizer. Use --train-tokenizer instead of --labels.",
        kOfText + Words{"--train-tokenizer"}},
       {kOfClasses,
-       {"--train-tokenizer", "--documents", "--validation-tail", "--in-place"},
+       {"--train-tokenizer", "--documents", "--validation-tail", "--in-place", "--resumable"},
        "--labels",
        kOfText},
   };

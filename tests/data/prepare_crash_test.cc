@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -84,6 +85,72 @@ TEST_F(PrepareCrashTest, AKilledRunLeavesNothingFinished) {
   Prepare(Config());
   EXPECT_EQ(Leftovers(), (std::vector<std::string>{"out"}));
   Dataset::Open(dir_ / "out").Verify();
+}
+
+class ResumablePrepareTest : public PrepareCrashTest {
+ protected:
+  void SetUp() override {
+    PrepareCrashTest::SetUp();
+    test::WriteText(dir_ / "held_out.txt",
+                    test::JoinByBlankLines(test::RandomDocuments(400, 2)) + "\n\n<|x|>\n");
+    PrepareConfig whole = Resumable();
+    whole.resumable = false;
+    Prepare(whole);
+    want_ = test::FolderFingerprint(dir_ / "out");
+    fs::remove_all(dir_ / "out");
+  }
+  PrepareConfig Resumable() {
+    PrepareConfig config = Config();
+    config.input.validation_paths = {(dir_ / "held_out.txt").string()};
+    config.input.validation_fraction = std::nullopt;
+    config.documents = DocumentMode::kBlankLines;
+    config.dedup = true;
+    config.chunk_bytes = 4096;
+    config.resumable = true;
+    return config;
+  }
+  // Stops a run after this number of reports, which is one for each chunk.
+  void StopAfter(int chunks) {
+    std::atomic<bool> stop = false;
+    PrepareConfig config = Resumable();
+    config.output.stop = &stop;
+    config.output.on_progress = [&](const PrepareProgress&) { stop = --chunks <= 0; };
+    EXPECT_HL_ERROR(Prepare(config), ExitCode::kInterrupted, "stopped by a signal");
+  }
+  uint64_t JournalBytes() { return fs::file_size(dir_ / "out.journal"); }
+
+  std::string want_;
+};
+
+// Interrupted in the validation text, in the training text and, with a chunk cut off, again.
+TEST_F(ResumablePrepareTest, ContinuesWithTheSameBytes) {
+  uint64_t before = 0;
+  for (const int chunks : {2, 20, 60}) {
+    StopAfter(chunks);
+    EXPECT_GT(JournalBytes(), before);
+    fs::resize_file(dir_ / "out.journal", JournalBytes() - 3);
+    before = JournalBytes();
+    EXPECT_EQ(Leftovers(), (std::vector<std::string>{"out.journal"}));
+  }
+  Prepare(Resumable());
+  EXPECT_EQ(test::FolderFingerprint(dir_ / "out"), want_);
+  EXPECT_EQ(Leftovers(), (std::vector<std::string>{"out"}));
+}
+
+TEST_F(ResumablePrepareTest, RejectsTheJournalOfOtherOptions) {
+  StopAfter(5);
+  PrepareConfig config = Resumable();
+  config.dedup = false;
+  EXPECT_HL_ERROR(Prepare(config), ExitCode::kUsage,
+                  "out.journal was written by a prepare with "
+                  "other options",
+                  "or remove the journal");
+  const int fd = ::open((dir_ / "out.journal").c_str(), O_RDONLY);
+  ASSERT_EQ(::flock(fd, LOCK_EX), 0);
+  EXPECT_HL_ERROR(Prepare(Resumable()), ExitCode::kUsage, "is used by another prepare");
+  ::close(fd);
+  Prepare(Resumable());
+  EXPECT_EQ(test::FolderFingerprint(dir_ / "out"), want_);
 }
 
 TEST_F(PrepareCrashTest, AFailingRunRemovesItsTemporary) {

@@ -180,6 +180,9 @@ TEST_F(TokenFilesTest, FilesThatCannotBeReadInPlace) {
   config.in_place = true;
   EXPECT_HL_ERROR(PrepareTokenFiles(config), ExitCode::kUsage,
                   "mega.bin (megatron, ids of 2 bytes)", "Leave out --in-place");
+  config.resumable = true;
+  EXPECT_HL_ERROR(PrepareTokenFiles(config), ExitCode::kUsage, "--resumable is for text");
+  config.resumable = false;
   config.input.validation_fraction = 0.1;
   EXPECT_HL_ERROR(PrepareTokenFiles(config), ExitCode::kUsage, "--in-place cannot cut a file",
                   "--validation-input");

@@ -44,6 +44,10 @@ void AddFiles(OptionDeclarer& declare, PrepareOptions& options) {
       "Link token files (.bin) of nanoGPT or llm.c instead of copying them. They must stay "
       "where they are, unchanged. Needs --validation-input or --validation-fraction 0");
   declare.Required("--out DIR", options.output.out, "The folder of the dataset; it must not exist");
+  declare.Flag(
+      "--resumable", options.text.resumable,
+      "Keep encoded text in OUT.journal (4 bytes per token) until the dataset is complete. "
+      "The same command then continues after an interruption, with the same result");
   declare("--threads", options.output.threads, "Worker threads; 0: one per core", NumThreads(0));
 }
 
@@ -174,12 +178,14 @@ void AddPrepare(CLI::App& app, Request& request) {
   AddSplits(declare, options);
   AddMqar(declare, options);
   AddExamples(declare, options);
-  Exclude(command, "--synthetic",
-          {"--input", "--in-place", "--tokenizer", "--train-tokenizer", "--documents", "--dedup",
-           "--field", "--invalid-utf8", "--max-document-bytes", "--validation-input",
-           "--validation-fraction", "--split-seed", "--validation-tail", "--labels"});
+  Exclude(
+      command, "--synthetic",
+      {"--input", "--in-place", "--resumable", "--tokenizer", "--train-tokenizer", "--documents",
+       "--dedup", "--field", "--invalid-utf8", "--max-document-bytes", "--validation-input",
+       "--validation-fraction", "--split-seed", "--validation-tail", "--labels"});
   Exclude(command, "--labels",
-          {"--in-place", "--train-tokenizer", "--documents", "--dedup", "--validation-tail"});
+          {"--in-place", "--resumable", "--train-tokenizer", "--documents", "--dedup",
+           "--validation-tail"});
   Exclude(command, "--tokenizer", {"--train-tokenizer"});
   Exclude(command, "--validation-input",
           {"--validation-fraction", "--split-seed", "--validation-tail"});

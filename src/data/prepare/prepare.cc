@@ -8,6 +8,7 @@
 #include "data/manifest.h"
 #include "data/prepare/document_encoder.h"
 #include "data/prepare/ordered_pipeline.h"
+#include "data/prepare/prepare_journal.h"
 #include "data/prepare/publish_dataset.h"
 #include "data/prepare/shard_writer.h"
 #include "data/sentencepiece_tokenizer.h"
@@ -86,6 +87,8 @@ class Run {
   std::unique_ptr<Tokenizer> TrainTokenizer();
   // Writes the shards of both splits and returns their part of the manifest.
   Manifest WriteShards(const fs::path& folder, const Tokenizer& tokenizer);
+  // Names everything that the encoded chunks depend on.
+  std::string Identity(const Tokenizer& tokenizer) const;
   void CheckInputs(const Manifest& manifest) const;
   void CheckSplits(const Manifest& manifest) const;
   void Describe(Manifest& manifest) const;
@@ -121,7 +124,8 @@ class Run {
   std::unordered_set<Hash128, LowHalf> seen_;  // only with dedup
   int64_t num_duplicates_ = 0;
   NameCounts special_names_;
-  HeldOutContents held_out_;  // only with validation_inputs_
+  HeldOutContents held_out_;               // only with validation_inputs_
+  std::optional<PrepareJournal> journal_;  // only with config_.resumable
 };
 
 DocumentMode Run::ChooseDocuments() const {
@@ -194,34 +198,64 @@ void Run::WriteDocuments(const InputFiles& inputs, const DocumentRules& rules,
   TextChunker chunker = MakeChunker(inputs);
   const DocumentEncoder encoder(tokenizer, rules);
   const uint64_t disk_bytes_before = progress_.disk_bytes;
+  const auto write = [&](const EncodedChunk& chunk) {
+    if (chunk.file != file) writers.BeginSource(*(file = chunk.file));
+    std::span<const int32_t> ids = chunk.ids;
+    for (const EncodedDocument& document : chunk.documents) {
+      if (config_.dedup && !seen_.insert(document.whole).second) {
+        ++num_duplicates_;
+        ids = ids.subspan(static_cast<size_t>(document.num_ids));
+        continue;
+      }
+      if (document.begins) {
+        writer = &writers.of(document.split);
+        writer->BeginDocument();
+        if (has_validation_inputs()) held_out_.Add(document.split, document.content);
+        ++progress_.num_documents;
+      }
+      writer->Append(ids.first(static_cast<size_t>(document.num_ids)));
+      writer->CountBytes(document.num_bytes);
+      ids = ids.subspan(static_cast<size_t>(document.num_ids));
+      progress_.text_bytes += document.num_bytes;
+    }
+    num_empty_ += chunk.num_empty;
+    for (const auto& [name, count] : chunk.special_names) special_names_[name] += count;
+    progress_.disk_bytes = disk_bytes_before + chunk.disk_bytes;
+    config_.output.Report(progress_);
+  };
+  // The text of chunks of the journal is read, which gives their places, but not tokenized.
+  while (journal_ && journal_->has_next()) {
+    const std::optional<TextChunk> text = NextChunk(chunker);
+    if (!text) return;
+    EncodedChunk chunk = journal_->Next();
+    chunk.file = text->file;
+    chunk.disk_bytes = text->disk_bytes;
+    write(chunk);
+  }
   RunOrdered<TextChunk, EncodedChunk>(
       threads_, [&] { return NextChunk(chunker); },
       [&](TextChunk chunk) { return encoder.Encode(std::move(chunk)); },
-      [&](EncodedChunk chunk) {
-        if (chunk.file != file) writers.BeginSource(*(file = chunk.file));
-        std::span<const int32_t> ids = chunk.ids;
-        for (const EncodedDocument& document : chunk.documents) {
-          if (config_.dedup && !seen_.insert(document.whole).second) {
-            ++num_duplicates_;
-            ids = ids.subspan(static_cast<size_t>(document.num_ids));
-            continue;
-          }
-          if (document.begins) {
-            writer = &writers.of(document.split);
-            writer->BeginDocument();
-            if (has_validation_inputs()) held_out_.Add(document.split, document.content);
-            ++progress_.num_documents;
-          }
-          writer->Append(ids.first(static_cast<size_t>(document.num_ids)));
-          writer->CountBytes(document.num_bytes);
-          ids = ids.subspan(static_cast<size_t>(document.num_ids));
-          progress_.text_bytes += document.num_bytes;
-        }
-        num_empty_ += chunk.num_empty;
-        for (const auto& [name, count] : chunk.special_names) special_names_[name] += count;
-        progress_.disk_bytes = disk_bytes_before + chunk.disk_bytes;
-        config_.output.Report(progress_);
+      [&](const EncodedChunk& chunk) {
+        if (journal_) journal_->Append(chunk);
+        write(chunk);
       });
+}
+
+std::string Run::Identity(const Tokenizer& tokenizer) const {
+  std::string text = Concat("halflife prepare journal 1: ", tokenizer.kind());
+  for (const auto& [name, bytes] : tokenizer.Files())
+    text += Concat(" ", name, " ", ToHex(HashBytes(bytes)));
+  text += Concat("; ", Name(documents_), " ", validation_tail_, " ", rules_.field, " ",
+                 rules_.replace_invalid_utf8, " ", rules_.max_document_bytes, " ",
+                 rules_.allow_pieces, " ", rules_.validation_fraction, " ", rules_.split_seed, " ",
+                 rules_.hash_whole, " ", config_.chunk_bytes);
+  for (const InputFiles* inputs : {&validation_inputs_, &inputs_}) {
+    text += ";";
+    for (const InputFile& file : inputs->files)
+      text += Concat(" ", fs::absolute(file.path).string(), " ", file.bytes, " ",
+                     fs::last_write_time(file.path).time_since_epoch().count());
+  }
+  return text;
 }
 
 Manifest Run::WriteShards(const fs::path& folder, const Tokenizer& tokenizer) {
@@ -234,6 +268,7 @@ Manifest Run::WriteShards(const fs::path& folder, const Tokenizer& tokenizer) {
   };
   Writers writers{ShardWriter(writer_config(Split::kTrain)),
                   ShardWriter(writer_config(Split::kValidation))};
+  if (config_.resumable) journal_.emplace(config_.output.out, Identity(tokenizer));
   // First, so that all of it is known when the training text is compared with it.
   if (has_validation_inputs()) {
     DocumentRules rules = rules_;
@@ -327,7 +362,9 @@ PrepareSummary Run::Summarise(const Manifest& manifest) const {
 
 PrepareSummary Prepare(const PrepareConfig& config) {
   CheckConfig(config);
-  return PublishDataset<Run>(config);
+  PrepareSummary summary = PublishDataset<Run>(config);
+  if (config.resumable) PrepareJournal::Remove(config.output.out);
+  return summary;
 }
 
 }  // namespace halflife::data

@@ -29,6 +29,9 @@ struct PrepareConfig {
   bool dedup = false;
   // Only for token files (.bin): shards are links to the files, which are read once and not copied.
   bool in_place = false;
+  // Keeps the encoded text in OUT.journal until the dataset is complete. A run with the same
+  // options and files continues from it.
+  bool resumable = false;
   int64_t chunk_bytes = 1 << 20;  // size of one unit of work
   PrepareOutput output;
 };

@@ -475,6 +475,9 @@ PrepareSummary PrepareTokenFiles(const PrepareConfig& config) {
   HL_CHECK_AS(ExitCode::kUsage, !input.tokenizer.empty() && !config.train_tokenizer,
               "token files (.bin) have no text: name the tokenizer that made their ids with "
               "--tokenizer FILE|FOLDER.");
+  HL_CHECK_AS(ExitCode::kUsage, !config.resumable,
+              "--resumable is for text, which takes long to tokenize. Leave the option out for "
+              "token files (.bin).");
   HL_CHECK_AS(ExitCode::kUsage, !config.dedup,
               "--dedup is for text. Token files (.bin) have none: leave the option out.");
   HL_CHECK_AS(ExitCode::kUsage, !config.documents && input.validation_tail == 0,
