@@ -29,6 +29,7 @@
 
 #include "core/error.h"
 #include "kernels/common/cuda/launch_check.h"
+#include "kernels/common/cuda/shared_bytes.h"
 
 // HL_LOC is a trailing parameter of a wrapper: the source location in the kernel. The emulator uses
 // it in messages, and to check that all lanes of a warp execute the same instruction. It is empty
@@ -109,17 +110,23 @@ inline void AwaitChecked(const LaunchShape& shape, cudaStream_t stream, const ch
 #endif
 
 #if !HL_EMULATE
-// Allows the kernel to use more shared memory than the default.
-inline void AllowSharedBytes(const void* kernel, const LaunchShape& shape) {
+// Allows the kernel to use more shared memory than the default on the current device.
+inline void AllowSharedBytes(const void* kernel, int device, const LaunchShape& shape) {
   const cudaError_t status =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.smem_bytes);
   if (status == cudaSuccess) return;
-  int device = 0, most = 0;
-  cudaGetDevice(&device);
+  int most = 0;
   cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   HL_FAIL(ExitCode::kEnvironment, shape.name, ": a block needs ", shape.smem_bytes,
           " bytes of shared memory, and a block on this GPU has at most ", most, " (",
           cudaGetErrorString(status), "). Use smaller states or heads, or another GPU.");
+}
+inline void EnsureSharedBytes(const void* kernel, const LaunchShape& shape) {
+  if (shape.smem_bytes <= kDefaultSharedBytes - kMostStaticBytes) return;
+  int device = 0;
+  cudaGetDevice(&device);
+  internal::shared_bytes_limits.Ensure(kernel, device, shape.smem_bytes,
+                                       [&] { AllowSharedBytes(kernel, device, shape); });
 }
 #endif
 
@@ -133,8 +140,7 @@ void Launch(const LaunchShape& shape, [[maybe_unused]] cudaStream_t stream, void
   emu::Run(shape.grid, shape.block, shape.smem_bytes, shape.name,
            [&] { kernel(static_cast<P>(args)...); });
 #else
-  if (shape.smem_bytes > kDefaultSharedBytes - kMostStaticBytes)
-    AllowSharedBytes(reinterpret_cast<const void*>(kernel), shape);
+  EnsureSharedBytes(reinterpret_cast<const void*>(kernel), shape);
   cudaLaunchConfig_t config = {};
   config.gridDim = shape.grid;
   config.blockDim = shape.block;
