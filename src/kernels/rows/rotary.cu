@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kThreads)
   const bool copies = kPartial && pack >= packs;  // a pack of the channels from 2 half on
   const int64_t j = (copies ? 2 * args.half - packs * kPack<T> : 0) + pack * kPack<T>;
   const T* const x = heads.x + token * heads.x_stride + head * head_dim + j;
-  T* const out = heads.out + (token * heads.num_heads + head) * head_dim + j;
+  T* const out = heads.out + token * heads.out_stride + head * head_dim + j;
   if (copies) {
     const int rest_count = static_cast<int>(min(head_dim - j, int64_t{kPack<T>}));
     float values[kPack<T>];
@@ -63,7 +63,8 @@ void Run(const RotaryTokens<T>& args, cudaStream_t stream) {
   if (items == 0) return;
   const bool aligned = Aligned16<T>(args.half, q.x, q.out, k.x, k.out, args.cos, args.sin) &&
                        args.head_dim % kPack<T> == 0 && q.x_stride % kPack<T> == 0 &&
-                       k.x_stride % kPack<T> == 0;
+                       k.x_stride % kPack<T> == 0 && q.out_stride % kPack<T> == 0 &&
+                       k.out_stride % kPack<T> == 0;
   const auto blocks = static_cast<unsigned>((items + kThreads - 1) / kThreads);
   Launch({dim3(blocks), dim3(kThreads), 0, "rotary encoding"}, stream,
          rest > 0 ? RotateKernel<T, true> : RotateKernel<T, false>, args, packs, rest, aligned);

@@ -16,12 +16,13 @@ using cudaStream_t = CUstream_st*;
 namespace halflife::kernels {
 
 // The heads of one tensor at all tokens, [tokens, num_heads, head_dim]. The heads of a token are
-// dense.
+// dense. Strides are distances between tokens, in elements.
 template <typename T>
 struct RotaryHeads {
   const T* x = nullptr;
-  int64_t x_stride = 0;  // distance between tokens, in elements
-  T* out = nullptr;      // contiguous
+  int64_t x_stride = 0;
+  T* out = nullptr;
+  int64_t out_stride = 0;
   int64_t num_heads = 0;
 };
 

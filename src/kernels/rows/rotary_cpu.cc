@@ -12,7 +12,7 @@ HL_INLINE void RotateLoop(const RotaryTokens<T>& tokens, int64_t begin, int64_t 
     const float* sin = tokens.sin + tokens.rows[token] * half;
     for (const RotaryHeads<T>& heads : tokens.heads) {
       const T* x = heads.x + token * heads.x_stride;
-      T* out = heads.out + token * heads.num_heads * head_dim;
+      T* out = heads.out + token * heads.out_stride;
       for (int64_t head = 0; head < heads.num_heads; ++head, x += head_dim, out += head_dim) {
 #pragma omp simd
         for (int64_t j = 0; j < half; ++j) {

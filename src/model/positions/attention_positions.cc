@@ -47,7 +47,8 @@ RotaryPositions::RotaryPositions(const AttentionLayer& layer)
 void RotaryPositions::Encode(AttentionHeads& heads, const at::Tensor& positions,
                              ops::RotaryTables& tables) const {
   const auto table = tables.Of(positions, frequencies_, factor_, ops::ComputeType(heads.q));
-  const ops::RotatedPair rotated = ops::ApplyRotary(heads.q, heads.k, table);
+  const ops::RotatedPair rotated =
+      ops::ApplyRotary(heads.q, heads.k, table, {.q = heads.q_gradient, .k = heads.k_gradient});
   heads.q = rotated.q, heads.k = rotated.k;
 }
 

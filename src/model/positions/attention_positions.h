@@ -32,6 +32,8 @@ struct AttentionLayer {
 struct AttentionHeads {
   at::Tensor q, k;
   at::Tensor far_q = {}, far_k = {};
+  // Buffers of the gradients of q and k, for their first consumer.
+  ops::ColumnSlice q_gradient = {}, k_gradient = {};
 };
 
 class AttentionPositions {

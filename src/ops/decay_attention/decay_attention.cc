@@ -250,9 +250,9 @@ struct Upstream {
 
 DecayAttentionGrads EmptyGrads(const DecayCall& call, const Wanted& wanted) {
   const DecayAttentionInputs& in = call.inputs;
-  DecayAttentionGrads grads = {.dq = at::empty(in.q.sizes(), in.q.options()),
-                               .dk = at::empty(in.k.sizes(), in.k.options()),
-                               .dv = at::empty(in.v.sizes(), in.v.options()),
+  DecayAttentionGrads grads = {.dq = in.q_gradient.EmptyLike(in.q),
+                               .dk = in.k_gradient.EmptyLike(in.k),
+                               .dv = in.v_gradient.EmptyLike(in.v),
                                .dlog_decay = {}};
   if (wanted.log_decay && in.log_decay.defined()) {
     grads.dlog_decay = call.Empty(in.log_decay.sizes());
@@ -301,6 +301,7 @@ struct DecayBackwardPlan {
   std::shared_ptr<const SequenceChunks> chunks;
   DecayAttentionConfig config;
   Wanted wanted;
+  ColumnSlice q_gradient, k_gradient, v_gradient;
 
   DecayAttentionOp::Inputs operator()(const BackwardOf<DecayAttentionOp>& backward) const {
     const DecayAttentionOp::Inputs& in = backward.saved.inputs;
@@ -311,7 +312,10 @@ struct DecayBackwardPlan {
                                .log_decay = in.log_decay,
                                .key_scale = in.key_scale,
                                .chunks = chunks,
-                               .initial_state = {.kv = in.initial_kv, .norm = in.initial_norm}},
+                               .initial_state = {.kv = in.initial_kv, .norm = in.initial_norm},
+                               .q_gradient = q_gradient,
+                               .k_gradient = k_gradient,
+                               .v_gradient = v_gradient},
                               config);
     const DecayAttentionGrads result = RunBackward(
         call, config,
@@ -352,8 +356,12 @@ DecayAttentionOutput Differentiable(const DecayAttentionInputs& inputs,
                         .final_kv = output.final_state.kv,
                         .final_norm = output.final_state.norm},
             .saved = {.inputs = given, .kept = kept},
-            .backward = DecayBackwardPlan{
-                .chunks = call.inputs.chunks, .config = config, .wanted = wanted}};
+            .backward = DecayBackwardPlan{.chunks = call.inputs.chunks,
+                                          .config = config,
+                                          .wanted = wanted,
+                                          .q_gradient = inputs.q_gradient,
+                                          .k_gradient = inputs.k_gradient,
+                                          .v_gradient = inputs.v_gradient}};
   };
   const auto [out, final_kv, final_norm] = Apply<DecayAttentionOp>(
       {.name = "DecayAttention", .inputs = given, .undefined_grads = true, .forward = forward});

@@ -17,6 +17,7 @@
 #include "kernels/decay_attention/decay_attention_args.h"
 #include "ops/sequence/row_segment.h"
 #include "ops/sequence/sequence_chunks.h"
+#include "ops/torch/column_slices.h"
 
 namespace halflife::ops {
 
@@ -54,6 +55,7 @@ struct DecayAttentionInputs {
   DecayState initial_state = {};  // sequences are the batch rows, or those of `chunks`
   // Rows that are split across ranks. There is then no initial state and no final state.
   std::shared_ptr<const RowSegment> segment = {};
+  ColumnSlice q_gradient = {}, k_gradient = {}, v_gradient = {};  // buffers of the gradients
 };
 
 struct DecayAttentionConfig {

@@ -49,10 +49,12 @@ DecayAttentionOutput NormaliseSeparately(const DecayAttentionInputs& inputs,
                                          const DecayAttentionConfig& config) {
   const DecayAttentionConfig plain = Unnormalised(config);
   const DecayState& initial = inputs.initial_state;
-  DecayAttentionInputs above = Numerator(inputs);
+  DecayAttentionInputs in = inputs;
+  in.q_gradient = in.k_gradient = in.v_gradient = {};  // the passes read other tensors
+  DecayAttentionInputs above = Numerator(in);
   above.initial_state = {.kv = initial.kv};
   DecayAttentionInputs below =
-      Denominator(inputs, {inputs.q.size(0), inputs.q.size(1), inputs.k.size(2), 1});
+      Denominator(in, {inputs.q.size(0), inputs.q.size(1), inputs.k.size(2), 1});
   below.initial_state = {.kv = initial.norm.defined() ? initial.norm.unsqueeze(3) : at::Tensor()};
   const DecayAttentionOutput n = DecayAttention(above, plain), d = DecayAttention(below, plain);
   return {.out = Divided(n.out, d.out, config.norm_eps, inputs.v.scalar_type()),

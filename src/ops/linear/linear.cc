@@ -1,6 +1,7 @@
 #include "ops/linear/linear.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/add.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
@@ -361,6 +362,34 @@ SplitLinearOp::Outputs SplitProduct(const at::Tensor& x, const at::Tensor& weigh
                                .forward = forward});
 }
 
+struct SplitColumnsOp {
+  struct Inputs {
+    at::Tensor x;
+  };
+  struct Outputs {
+    at::Tensor first, first_again;
+    Tensors rest;
+  };
+  struct Saved {};
+};
+
+// `first` is the buffer of the first part's gradient.
+at::Tensor SplitColumnsBackward(const SplitColumnsOp::Outputs& grads, const ColumnSlice& first) {
+  at::Tensor sum;
+  if (c10::GradMode::is_enabled()) {
+    sum = grads.first + grads.first_again;
+  } else {
+    sum = first.EmptyLike(grads.first);
+    at::add_out(sum, grads.first, grads.first_again);
+  }
+  Tensors columns = {sum.flatten(0, -2)};
+  for (const at::Tensor& dy : grads.rest) columns.push_back(dy.flatten(0, -2));
+  const at::Tensor all = ColumnsAsOne(columns);
+  std::vector<int64_t> shape = sum.sizes().vec();
+  shape.back() = all.size(1);
+  return all.view(shape);
+}
+
 }  // namespace
 
 std::vector<LinearPart> LinearInParts(const at::Tensor& x, const at::Tensor& weight,
@@ -383,6 +412,27 @@ PartsAndInput LinearAndInput(const at::Tensor& x, const at::Tensor& weight,
   const SplitLinearOp::Outputs outs =
       SplitProduct(x, weight, {.widths = widths.vec(), .one = true, .passes_x = true});
   return {.x = outs.x, .parts = WithColumns(outs.parts)};
+}
+
+SplitColumnsOutput SplitColumns(const at::Tensor& x, at::IntArrayRef widths) {
+  const auto columns = std::make_shared<SharedMatrix>(widths.vec());
+  const auto forward = [&]() -> ForwardOf<SplitColumnsOp> {
+    const Tensors parts = at::unsafe_split_with_sizes(x, widths, -1);
+    return {.outputs = {.first = parts[0],
+                        .first_again = at::unsafe_split_with_sizes(x, widths, -1)[0],
+                        .rest = {parts.begin() + 1, parts.end()}},
+            .saved = {},
+            .backward = [columns](const auto& call) -> SplitColumnsOp::Inputs {
+              return {.x = SplitColumnsBackward(call.grads, {.columns = columns})};
+            }};
+  };
+  const auto [first, first_again, rest] =
+      Apply<SplitColumnsOp>({.name = "SplitColumns", .inputs = {.x = x}, .forward = forward});
+  SplitColumnsOutput result = {.first = first, .first_again = first_again, .rest = {}};
+  for (const at::Tensor& part : rest)
+    result.rest.push_back(
+        {.y = part, .gradient = {.columns = columns, .part = 1 + result.rest.size()}});
+  return result;
 }
 
 std::vector<at::Tensor> SharedInputLinear(const at::Tensor& x,

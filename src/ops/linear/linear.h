@@ -52,4 +52,13 @@ struct PartsAndInput {
 };
 PartsAndInput LinearAndInput(const at::Tensor& x, const at::Tensor& weight, at::IntArrayRef widths);
 
+// Views of the columns of x [..., sum of widths]. The first part has two consumers, which read
+// `first` and `first_again`, and the others have one. The backward adds the gradients of the first
+// part and writes the sum next to the other gradients, so that nothing has to be concatenated.
+struct SplitColumnsOutput {
+  at::Tensor first, first_again;
+  std::vector<LinearPart> rest;
+};
+SplitColumnsOutput SplitColumns(const at::Tensor& x, at::IntArrayRef widths);
+
 }  // namespace halflife::ops

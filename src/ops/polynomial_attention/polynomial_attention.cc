@@ -175,16 +175,11 @@ struct PolynomialForwardResult {
   at::Tensor norm_denom;  // only if the output will be differentiated
 };
 
-// Returns memory like heads [B, T, H, d], which may be columns of a matrix.
-at::Tensor EmptyHeads(const at::Tensor& x, const ColumnSlice& place) {
-  return place.EmptyLike(x.flatten(2)).view(x.sizes());
-}
-
 PolynomialForwardResult RunForward(PolynomialCall& call, bool want_final_state,
                                    bool differentiated) {
   kernels::PolynomialAttentionArgs& args = call.args;
   PolynomialForwardResult result;
-  result.output.out = EmptyHeads(call.inputs.v, call.inputs.out_place);
+  result.output.out = call.inputs.out_place.EmptyLike(call.inputs.v);
   args.out = ViewOf(kPolynomialKernel, result.output.out);
   if (want_final_state) result.output.final_state = call.EmptyState();
   args.final_state = MutableDataOrNull(result.output.final_state.kv);
@@ -222,9 +217,9 @@ PolynomialGradients RunBackward(PolynomialCall& call, const at::Tensor& dout,
   const PolynomialState dfinal = call.StateRows("dfinal_state", dfinal_given);
   if (dfinal.kv.defined() || dfinal.norm.defined() || wants_initial)
     call.form = kernels::PolynomialForm::kChunked;
-  PolynomialGradients grads = {.dq = EmptyHeads(in.q, in.q_gradient),
-                               .dk = EmptyHeads(in.k, in.k_gradient),
-                               .dv = EmptyHeads(in.v, in.v_gradient),
+  PolynomialGradients grads = {.dq = in.q_gradient.EmptyLike(in.q),
+                               .dk = in.k_gradient.EmptyLike(in.k),
+                               .dv = in.v_gradient.EmptyLike(in.v),
                                .dinitial_state = {}};
   if (wants_initial) grads.dinitial_state = call.EmptyState();
   kernels::PolynomialAttentionGradArgs args = {

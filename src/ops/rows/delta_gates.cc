@@ -43,8 +43,8 @@ int64_t StrideOrZero(const at::Tensor& x) { return x.defined() ? RowStride(x).va
 at::Tensor EmptyFloats(const at::Tensor& like) {
   return like.defined() ? at::empty(like.sizes(), like.options().dtype(at::kFloat)) : at::Tensor();
 }
-at::Tensor EmptyRows(const at::Tensor& like) {
-  return like.defined() ? at::empty(like.sizes(), like.options()) : at::Tensor();
+at::Tensor EmptyIfDefined(const ColumnSlice& place, const at::Tensor& like) {
+  return like.defined() ? place.EmptyLike(like) : at::Tensor();
 }
 const at::Tensor& EitherOf(const DeltaGatesOp::Inputs& in) { return in.x.defined() ? in.x : in.b; }
 
@@ -151,12 +151,20 @@ void RunDeltaGatesBackward(const BackwardOf<DeltaGatesOp>& call, const GateParam
   });
 }
 
+// The parameters that a backward needs in addition to the saved tensors.
+struct DeltaGatesPlan {
+  DeltaGatesConfig config;
+  ColumnSlice x_gradient, b_gradient;
+};
+
 DeltaGatesOp::Inputs DeltaGatesBackwardFused(const BackwardOf<DeltaGatesOp>& call,
-                                             const DeltaGatesConfig& config) {
+                                             const DeltaGatesPlan& plan) {
   const DeltaGatesOp::Saved& in = call.saved;
-  const GateParameters parameters(in, config);
-  DeltaGatesOp::Inputs grads = {
-      .x = EmptyRows(in.x), .bias = {}, .a_log = {}, .b = EmptyRows(in.b)};
+  const GateParameters parameters(in, plan.config);
+  DeltaGatesOp::Inputs grads = {.x = EmptyIfDefined(plan.x_gradient, in.x),
+                                .bias = {},
+                                .a_log = {},
+                                .b = EmptyIfDefined(plan.b_gradient, in.b)};
   kernels::DeltaGatesSums sums;
   std::optional<GradientBuffer> bias, a_log;
   if (in.x.defined()) {
@@ -178,10 +186,11 @@ DeltaGatesOutput DeltaGatesFused(const DeltaGatesInputs& given, const DeltaGates
   const auto forward = [&]() -> ForwardOf<DeltaGatesOp> {
     DeltaGatesOp::Inputs in = inputs;
     in.x = InRowsOfOneStride(in.x), in.b = InRowsOfOneStride(in.b);
-    return {
-        .outputs = DeltaGatesForwardFused(in, GateParameters(in, config)),
-        .saved = in,
-        .backward = [config](const auto& call) { return DeltaGatesBackwardFused(call, config); }};
+    const DeltaGatesPlan plan = {
+        .config = config, .x_gradient = given.x_gradient, .b_gradient = given.b_gradient};
+    return {.outputs = DeltaGatesForwardFused(in, GateParameters(in, config)),
+            .saved = in,
+            .backward = [plan](const auto& call) { return DeltaGatesBackwardFused(call, plan); }};
   };
   const auto [log_decay, beta] =
       Apply<DeltaGatesOp>({.name = "DeltaGates", .inputs = inputs, .forward = forward});

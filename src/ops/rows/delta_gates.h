@@ -12,6 +12,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "ops/torch/column_slices.h"
+
 namespace halflife::ops {
 
 // D decays per token: one per head (D = H), or one per channel of each head. x, bias and a_log are
@@ -21,6 +23,7 @@ struct DeltaGatesInputs {
   at::Tensor bias;   // [D] fp32 (fp64 for fp64 inputs)
   at::Tensor a_log;  // [H], like bias; H divides D
   at::Tensor b;      // [..., number of betas], in the dtype of x
+  ColumnSlice x_gradient = {}, b_gradient = {};  // buffers of the gradients of x and b
 };
 struct DeltaGatesConfig {
   double bound = 0;  // at most 0; 0 selects the first formula

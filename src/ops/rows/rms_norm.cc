@@ -23,15 +23,21 @@
 namespace halflife::ops {
 namespace {
 
-// Returns the layout in which the kernels read a gate [..., H, V]: contiguous, absent, or with
-// adjacent heads per token and a constant token stride. Returns nullopt if the gate must be copied
-// first.
+// Returns the layout in which the kernels read a gate [..., H, V] and write its gradient:
+// contiguous, absent, or with adjacent heads per token and a constant token stride. Returns nullopt
+// if the gate must be copied first.
 std::optional<kernels::NormGatePlace> FindPlace(const at::Tensor& gate) {
   if (!gate.defined() || gate.is_contiguous()) return kernels::NormGatePlace{};
   const auto stride = gate.dim() < 3 ? std::nullopt : RowStride(gate, /*inner=*/2);
   // a stride of 0 marks a contiguous gate
   if (!stride.has_value() || *stride == 0) return std::nullopt;
   return kernels::NormGatePlace{.gate_rows = gate.size(-2), .gate_stride = *stride};
+}
+// Returns the buffer of a gate's gradient: `place`, or dense memory if the kernels cannot write it.
+at::Tensor EmptyGateGradient(const ColumnSlice& place, const at::Tensor& gate) {
+  if (!gate.defined()) return gate;
+  at::Tensor dgate = place.EmptyLike(gate);
+  return FindPlace(dgate).has_value() ? dgate : ColumnSlice().EmptyLike(gate);
 }
 
 struct RmsNormed {
@@ -80,7 +86,8 @@ struct NormGradInputs {
   at::Tensor x, gate, weight, inverse_rms;
   kernels::NormGate gate_kind = kernels::NormGate::kSilu;
   bool wants_dweight = false;
-  at::Tensor dout, dsum;  // dsum may be undefined
+  at::Tensor dout, dsum;   // dsum may be undefined
+  ColumnSlice dgate = {};  // buffer of the gate's gradient
 };
 struct NormGrads {
   at::Tensor dx, dgate, dweight;  // undefined: not wanted, or in a sink
@@ -106,8 +113,7 @@ void BackwardOnCpu(const kernels::NormGradRows<T>& rows, float* dweight, bool ad
 
 NormGrads BackwardFused(const NormGradInputs& in) {
   const int64_t dim = in.x.size(-1), num_rows = in.x.numel() / dim;
-  NormGrads grads = {.dx = at::empty_like(in.x),
-                     .dgate = in.gate.defined() ? at::empty_like(in.x) : at::Tensor()};
+  NormGrads grads = {.dx = at::empty_like(in.x), .dgate = EmptyGateGradient(in.dgate, in.gate)};
   GradientBuffer buffer(in.weight, in.wants_dweight);
   auto* const dweight = MutableElements<float>(buffer.sum());
   WithStorage(in.x, [&]<typename T>() {
@@ -121,6 +127,7 @@ NormGrads BackwardFused(const NormGradInputs& in) {
                                            .dsum = Elements<T>(in.dsum),
                                            .dx = MutableElements<T>(grads.dx),
                                            .dgate = MutableElements<T>(grads.dgate),
+                                           .dgate_place = FindPlace(grads.dgate).value(),
                                            .num_rows = num_rows,
                                            .dim = dim};
     RunOn(
@@ -150,7 +157,8 @@ struct RmsNormOp {
 
 at::Tensor FusedRmsNorm(const at::Tensor& x_in, const at::Tensor& gate_in,
                         const at::Tensor& weight_in, double eps,
-                        kernels::NormGate gate_kind = kernels::NormGate::kSilu) {
+                        kernels::NormGate gate_kind = kernels::NormGate::kSilu,
+                        const ColumnSlice& dgate = {}) {
   const auto forward = [&]() -> ForwardOf<RmsNormOp> {
     const at::Tensor x = x_in.contiguous(), weight = weight_in.contiguous();
     const at::Tensor gate = FindPlace(gate_in).has_value() ? gate_in : gate_in.contiguous();
@@ -158,7 +166,7 @@ at::Tensor FusedRmsNorm(const at::Tensor& x_in, const at::Tensor& gate_in,
         {.x = x, .residual = {}, .gate = gate, .gate_kind = gate_kind, .weight = weight}, eps);
     return {.outputs = {.out = normed.out},
             .saved = {.x = x, .gate = gate, .weight = weight, .inverse_rms = normed.inverse_rms},
-            .backward = [gate_kind](const BackwardOf<RmsNormOp>& call) -> RmsNormOp::Inputs {
+            .backward = [gate_kind, dgate](const BackwardOf<RmsNormOp>& call) -> RmsNormOp::Inputs {
               const NormGrads result =
                   BackwardFused({.x = call.saved.x,
                                  .gate = call.saved.gate,
@@ -167,7 +175,8 @@ at::Tensor FusedRmsNorm(const at::Tensor& x_in, const at::Tensor& gate_in,
                                  .gate_kind = gate_kind,
                                  .wants_dweight = call.Wants(&RmsNormOp::Inputs::weight),
                                  .dout = call.grads.out.contiguous(),
-                                 .dsum = {}});
+                                 .dsum = {},
+                                 .dgate = dgate});
               return {.x = result.dx, .gate = result.dgate, .weight = result.dweight};
             }};
   };
@@ -254,12 +263,12 @@ at::Tensor RmsNorm(const at::Tensor& x, const at::Tensor& weight, double eps) {
 }
 
 at::Tensor GatedRmsNorm(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight,
-                        double eps, kernels::NormGate gate_kind) {
+                        double eps, kernels::NormGate gate_kind, const ColumnSlice& dgate) {
   CheckDTypes("GatedRmsNorm", {x, gate, weight});
   HL_CHECK(IsNormed(x, weight) && IsLike(x, gate), "GatedRmsNorm got x ", Describe(x),
            " with gate ", Describe(gate), " and weight ", Describe(weight),
            ". Use x and gate [..., V] of one dtype and weight [V], on one device.");
-  if (RunsFused(x, weight)) return FusedRmsNorm(x, gate, weight, eps, gate_kind);
+  if (RunsFused(x, weight)) return FusedRmsNorm(x, gate, weight, eps, gate_kind, dgate);
   return Composed(x, gate, weight, eps, gate_kind);
 }
 

@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "kernels/rows/rms_norm_args.h"
+#include "ops/torch/column_slices.h"
 
 namespace halflife::ops {
 
@@ -16,8 +17,10 @@ namespace halflife::ops {
 at::Tensor RmsNorm(const at::Tensor& x, const at::Tensor& weight, double eps);
 
 // RmsNorm(x) * silu(gate), or sigmoid(gate) instead of SiLU: x and gate [..., V], weight [V].
+// `dgate` is the buffer of the gate's gradient.
 at::Tensor GatedRmsNorm(const at::Tensor& x, const at::Tensor& gate, const at::Tensor& weight,
-                        double eps, kernels::NormGate gate_kind = kernels::NormGate::kSilu);
+                        double eps, kernels::NormGate gate_kind = kernels::NormGate::kSilu,
+                        const ColumnSlice& dgate = {});
 
 // The step between two layers of a pre-norm block: sum = x + branch, normed = RmsNorm(sum). One
 // pass over memory in each direction.

@@ -33,6 +33,7 @@ kernels::RotaryHeads<T> HeadsOf(const at::Tensor& x, const at::Tensor& out) {
   return {.x = Elements<T>(x),
           .x_stride = RowStride(x, /*inner=*/2).value(),
           .out = MutableElements<T>(out),
+          .out_stride = RowStride(out, /*inner=*/2).value(),
           .num_heads = x.size(2)};
 }
 
@@ -44,12 +45,13 @@ struct RotaryOp {
   using Saved = RotaryTable;
 };
 
-// Rotates one tensor or two.
-Tensors RotateFused(const Tensors& given, const RotaryTable& table, float direction) {
+// Rotates one tensor or two into buffers of `places`, one for each.
+Tensors RotateFused(const Tensors& given, const std::vector<ColumnSlice>& places,
+                    const RotaryTable& table, float direction) {
   Tensors in, out;
-  for (const at::Tensor& x : given) {
-    in.push_back(TokensOf(x));
-    out.push_back(at::empty(x.sizes(), x.options()));
+  for (size_t i = 0; i < given.size(); ++i) {
+    in.push_back(TokensOf(given[i]));
+    out.push_back(places[i].EmptyLike(given[i]));
   }
   const at::Tensor& first = in[0];
   WithStorage(first, [&]<typename T>() {
@@ -73,12 +75,15 @@ Tensors RotateFused(const Tensors& given, const RotaryTable& table, float direct
   return out;
 }
 
-Tensors FusedRotary(const Tensors& inputs, const RotaryTable& table) {
-  const auto backward = [](const BackwardOf<RotaryOp>& call) -> RotaryOp::Inputs {
-    return {.heads = RotateFused(call.grads.heads, call.saved, -1.0f)};
+// `gradients` has a place for the gradient of each input.
+Tensors FusedRotary(const Tensors& inputs, const std::vector<ColumnSlice>& gradients,
+                    const RotaryTable& table) {
+  const auto backward = [gradients](const BackwardOf<RotaryOp>& call) -> RotaryOp::Inputs {
+    return {.heads = RotateFused(call.grads.heads, gradients, call.saved, -1.0f)};
   };
   const auto forward = [&]() -> ForwardOf<RotaryOp> {
-    return {.outputs = {.heads = RotateFused(inputs, table, 1.0f)},
+    const std::vector<ColumnSlice> dense(inputs.size());
+    return {.outputs = {.heads = RotateFused(inputs, dense, table, 1.0f)},
             .saved = table,
             .backward = backward};
   };
@@ -240,10 +245,12 @@ RotaryTable Contiguous(const RotaryTable& table) {
 at::Tensor ApplyRotary(const at::Tensor& x, const RotaryTable& table) {
   CheckDTypes("ApplyRotary", {x});
   CheckTable(x, table);
-  return IsFused(x) ? FusedRotary({x}, Contiguous(table))[0] : RotateComposed(x, table);
+  return IsFused(x) ? FusedRotary({x}, {ColumnSlice()}, Contiguous(table))[0]
+                    : RotateComposed(x, table);
 }
 
-RotatedPair ApplyRotary(const at::Tensor& q, const at::Tensor& k, const RotaryTable& table) {
+RotatedPair ApplyRotary(const at::Tensor& q, const at::Tensor& k, const RotaryTable& table,
+                        const RotaryGradients& gradients) {
   CheckDTypes("ApplyRotary", {q, k});
   CheckTable(q, table);
   HL_CHECK(k.defined() && k.dim() == 4 && k.scalar_type() == q.scalar_type() &&
@@ -251,7 +258,7 @@ RotatedPair ApplyRotary(const at::Tensor& q, const at::Tensor& k, const RotaryTa
            "ApplyRotary to q ", Describe(q), " and k ", Describe(k),
            ". Use [B, T, H, d] and [B, T, Hk, d] of one dtype and device.");
   if (!IsFused(q)) return {.q = RotateComposed(q, table), .k = RotateComposed(k, table)};
-  const Tensors rotated = FusedRotary({q, k}, Contiguous(table));
+  const Tensors rotated = FusedRotary({q, k}, {gradients.q, gradients.k}, Contiguous(table));
   return {.q = rotated[0], .k = rotated[1]};
 }
 

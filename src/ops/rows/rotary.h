@@ -14,6 +14,8 @@
 #include <span>
 #include <vector>
 
+#include "ops/torch/column_slices.h"
+
 namespace halflife::ops {
 
 struct RotaryTable {
@@ -67,6 +69,11 @@ at::Tensor ApplyRotary(const at::Tensor& x, const RotaryTable& table);
 struct RotatedPair {
   at::Tensor q, k;
 };
-RotatedPair ApplyRotary(const at::Tensor& q, const at::Tensor& k, const RotaryTable& table);
+// Buffers of the gradients of q and k.
+struct RotaryGradients {
+  ColumnSlice q = {}, k = {};
+};
+RotatedPair ApplyRotary(const at::Tensor& q, const at::Tensor& k, const RotaryTable& table,
+                        const RotaryGradients& gradients = {});
 
 }  // namespace halflife::ops

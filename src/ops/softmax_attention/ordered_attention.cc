@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "core/error.h"
 #include "ops/torch/autograd.h"
@@ -27,6 +28,13 @@ at::Tensor Attend(const OrderedAttentionInputs& in) {
   const std::optional<at::Tensor> mask = in.mask.defined() ? std::optional(in.mask) : std::nullopt;
   return at::scaled_dot_product_attention(in.q, in.k, in.v, mask, /*dropout_p=*/0.0, in.causal,
                                           in.scale, /*enable_gqa=*/in.q.size(1) != in.k.size(1));
+}
+
+// Copies a gradient [B, H, T, d] to its columns. LibTorch's attention allocates it elsewhere.
+at::Tensor InColumns(const at::Tensor& gradient, const ColumnSlice& place) {
+  if (place.columns == nullptr) return gradient;
+  const at::Tensor by_token = gradient.transpose(1, 2);
+  return place.EmptyLike(by_token).copy_(by_token).transpose(1, 2);
 }
 
 // Tensors that the backward needs.
@@ -55,7 +63,9 @@ at::Tensor OrderedAttention(const OrderedAttentionInputs& inputs) {
     const WithoutException strict;
     const c10::AutoGradMode with_graph(!kept->leaves.empty());
     kept->out = Attend(own);
-    const auto backward = [kept](const BackwardCall& call) -> Tensors {
+    const std::vector<ColumnSlice> places = {inputs.q_gradient, inputs.k_gradient,
+                                             inputs.v_gradient, ColumnSlice()};
+    const auto backward = [kept, places](const BackwardCall& call) -> Tensors {
       HL_CHECK(kept->out.defined(),
                "backward ran a second time through attention. Run it once per forward.");
       const WithoutException strict_too;
@@ -64,7 +74,7 @@ at::Tensor OrderedAttention(const OrderedAttentionInputs& inputs) {
       Tensors gradients(call.wanted.size());
       size_t next = 0;
       for (size_t i = 0; i < gradients.size(); ++i)
-        if (call.wanted[i]) gradients[i] = found[next++];
+        if (call.wanted[i]) gradients[i] = InColumns(found[next++], places[i]);
       return gradients;
     };
     return {.outputs = {kept->out.detach()}, .saved = {}, .backward = backward};

@@ -3,6 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "ops/torch/column_slices.h"
+
 namespace halflife::ops {
 
 struct OrderedAttentionInputs {
@@ -10,6 +12,8 @@ struct OrderedAttentionInputs {
   at::Tensor mask = {};  // [B or 1, H or 1, T, S]: bool, or added to the scores; undefined: none
   bool causal = false;
   double scale = 1;
+  // Buffers [B, T, heads, d] to which the gradients are copied if deterministic algorithms are set.
+  ColumnSlice q_gradient = {}, k_gradient = {}, v_gradient = {};
 };
 
 // Returns [B, H, T, V], differentiable in all four tensors. If LibTorch is set to deterministic

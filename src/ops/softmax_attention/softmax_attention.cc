@@ -176,6 +176,7 @@ void SetViews(SoftmaxCall& call, const SoftmaxAttentionConfig& config) {
 // The parameters that a backward needs in addition to the saved tensors.
 struct SoftmaxBackwardPlan {
   SoftmaxAttentionConfig config;
+  ColumnSlice q_gradient, k_gradient, v_gradient;
 
   SoftmaxAttentionOp::Inputs operator()(const BackwardOf<SoftmaxAttentionOp>& backward) const {
     const SoftmaxAttentionOp::Saved& saved = backward.saved;
@@ -192,9 +193,9 @@ struct SoftmaxBackwardPlan {
     const auto view = [](const at::Tensor& x) {
       return x.defined() ? ViewOf(kSoftmaxKernel, x) : kernels::TensorView{};
     };
-    SoftmaxAttentionOp::Inputs grads = {.q = like(in.q),
-                                        .k = like(in.k),
-                                        .v = like(in.v),
+    SoftmaxAttentionOp::Inputs grads = {.q = q_gradient.EmptyLike(in.q),
+                                        .k = k_gradient.EmptyLike(in.k),
+                                        .v = v_gradient.EmptyLike(in.v),
                                         .far_q = like(in.far_q),
                                         .far_k = like(in.far_k),
                                         .bias = {}};
@@ -256,7 +257,10 @@ at::Tensor FusedAttention(const SoftmaxAttentionInputs& in, const SoftmaxAttenti
                       .out = out,
                       .log_sum = log_sum,
                       .bias_scale = call.bias_scale},
-            .backward = SoftmaxBackwardPlan{.config = config},
+            .backward = SoftmaxBackwardPlan{.config = config,
+                                            .q_gradient = in.q_gradient,
+                                            .k_gradient = in.k_gradient,
+                                            .v_gradient = in.v_gradient},
             .num_constant = 1};
   };
   return Apply<SoftmaxAttentionOp>(
@@ -305,7 +309,10 @@ at::Tensor SoftmaxAttention(const SoftmaxAttentionInputs& inputs,
                            .k = by_head(inputs.k),
                            .v = by_head(inputs.v),
                            .causal = !config.pattern.bidirectional,
-                           .scale = config.scale})
+                           .scale = config.scale,
+                           .q_gradient = inputs.q_gradient,
+                           .k_gradient = inputs.k_gradient,
+                           .v_gradient = inputs.v_gradient})
       .transpose(1, 2);
 }
 

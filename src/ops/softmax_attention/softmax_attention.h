@@ -18,6 +18,7 @@
 
 #include "ops/rows/dropout.h"
 #include "ops/softmax_attention/visible_keys.h"
+#include "ops/torch/column_slices.h"
 
 namespace halflife::ops {
 
@@ -39,6 +40,7 @@ struct SoftmaxAttentionInputs {
   // Set if all tokens of a row are known to belong to one document. Required for LibTorch's causal
   // attention, which CUDA uses.
   bool one_document = false;
+  ColumnSlice q_gradient = {}, k_gradient = {}, v_gradient = {};  // buffers of the gradients
 };
 // The fastest decay, per token. Factors within a tile, or a block of up to 512 tokens, are then at
 // most e^(0.1 x 512), which fits fp32.

@@ -22,8 +22,9 @@ namespace halflife::ops {
 class SharedMatrix {
  public:
   explicit SharedMatrix(std::vector<int64_t> widths) : widths_(std::move(widths)) {}
-  // Returns [..., width of the part] with the leading dimensions, dtype and device of `like`.
-  at::Tensor Next(size_t part, const at::Tensor& like);
+  // Returns [rows, width of the part].
+  at::Tensor Next(size_t part, int64_t rows, const at::TensorOptions& options);
+  int64_t width(size_t part) const { return widths_[part]; }
 
  private:
   std::vector<int64_t> widths_;
@@ -42,7 +43,9 @@ struct ColumnSlice {
   std::shared_ptr<SharedMatrix> columns = {};
   size_t part = 0;
 
-  // Returns memory of x's shape: dense, or with the row stride of the shared matrix.
+  // Returns memory of x's shape, dtype and device: dense, or with the row stride of the shared
+  // matrix. The columns of a row are the last dimension of x, or its last two: heads. CUDA kernels
+  // store heads in units of 16 bytes, so heads whose rows are not aligned to that are dense.
   at::Tensor EmptyLike(const at::Tensor& x) const;
 };
 

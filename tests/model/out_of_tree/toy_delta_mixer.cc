@@ -39,7 +39,7 @@ class DeltaRule : public TokenRecurrence {
     const auto wide = [](const at::Tensor& x) { return x.to(ops::ComputeType(x)); };
     const at::Tensor k = wide(inputs.k.x);
     return {inputs.q.x, k * at::rsqrt(k.square().sum(-1, true) + 1e-6), inputs.v,
-            at::sigmoid(wide(inputs.products[0])).unsqueeze(-1)};
+            at::sigmoid(wide(inputs.products[0].y)).unsqueeze(-1)};
   }
 
   at::Tensor Transition(const Token& token, const at::Tensor& state) const override {

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -31,6 +32,7 @@
 #include "ops/rows/swiglu.h"
 #include "ops/rows/token_shift.h"
 #include "ops/rows/unit_norm.h"
+#include "ops/torch/column_slices.h"
 
 namespace halflife::test {
 
@@ -40,6 +42,14 @@ using Tensors = std::vector<at::Tensor>;
 inline Tensors To(at::ScalarType dtype, Tensors tensors) {
   for (at::Tensor& x : tensors) x = x.to(dtype);
   return tensors;
+}
+
+// The buffer of a gradient of `width` columns between other columns of a matrix. Its rows are
+// aligned for kernels that access packs if the width is a multiple of 16.
+inline ops::ColumnSlice Columns(int64_t width) {
+  const int64_t before = width % 16 == 0 ? 8 : 3;
+  return {.columns = std::make_shared<ops::SharedMatrix>(std::vector<int64_t>{before, width, 8}),
+          .part = 1};
 }
 
 struct RowOperation {
@@ -110,6 +120,15 @@ inline std::vector<RowOperation> Norms() {
          return ops::GatedRmsNorm(in[0], in[1], in[2], 1e-2, kernels::NormGate::kSigmoid);
        },
        two, widths},
+      {"GatedRmsNormIntoColumns",
+       [](const Tensors& in) {
+         const auto pairs = [](const at::Tensor& rows) { return rows.view({-1, 2, rows.size(1)}); };
+         const at::Tensor gate = pairs(in[1]);
+         return ops::GatedRmsNorm(pairs(in[0]), gate, in[2], 1e-2, kernels::NormGate::kSilu,
+                                  Columns(2 * gate.size(2)))
+             .view(in[0].sizes());
+       },
+       two, widths},
       {"AddRmsNorm", sum_and_norm, two, widths, 3e-6, /*roundings=*/3, /*weight_roundings=*/1},
       {"RealNorm", real(0.5), x,
        Widths(150, {2, 3, 7, 16, 48, 64, 300, 1000}, {{4, 4500}, {4, 4501}}), 3e-6, 0},
@@ -139,7 +158,12 @@ inline std::vector<RowOperation> DeltaGates() {
     for (const bool per_channel : {false, true}) {
       const auto run = [bound](const Tensors& in) {
         const ops::DeltaGatesOutput y =
-            ops::DeltaGates({.x = in[0], .bias = in[2], .a_log = in[3], .b = in[1]},
+            ops::DeltaGates({.x = in[0],
+                             .bias = in[2],
+                             .a_log = in[3],
+                             .b = in[1],
+                             .x_gradient = bound < 0 ? Columns(in[0].size(1)) : ops::ColumnSlice(),
+                             .b_gradient = bound < 0 ? Columns(in[1].size(1)) : ops::ColumnSlice()},
                             {.bound = bound, .beta_scale = 2});
         return at::cat({y.log_decay, y.beta}, -1);
       };
@@ -417,7 +441,8 @@ inline std::vector<RowOperation> Rotations() {
   };
   const auto pair = [=](const Tensors& in) {
     const ops::RotatedPair rotated =
-        ops::ApplyRotary(in[0].narrow(2, 0, 3), in[0].narrow(2, 3, 2), table(in[0]));
+        ops::ApplyRotary(in[0].narrow(2, 0, 3), in[0].narrow(2, 3, 2), table(in[0]),
+                         {.q = Columns(3 * in[0].size(3)), .k = Columns(2 * in[0].size(3))});
     return at::cat({rotated.q * 2, rotated.k}, 2);
   };
   const auto own_frequencies = [=](const Tensors& in) {

@@ -3,8 +3,11 @@
 #include "ops/torch/column_slices.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/silu.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -13,10 +16,17 @@
 #include <vector>
 
 #include "ops/convolution/short_conv.h"
+#include "ops/decay_attention/decay_attention.h"
 #include "ops/linear/linear.h"
 #include "ops/random_tensors.h"
+#include "ops/rows/bias_map.h"
+#include "ops/rows/delta_gates.h"
+#include "ops/rows/rms_norm.h"
+#include "ops/rows/rotary.h"
 #include "ops/rows/swiglu.h"
 #include "ops/scans/selective_scan.h"
+#include "ops/softmax_attention/softmax_attention.h"
+#include "ops/torch/host_waits.h"
 #include "ops/torch/side_by_side.h"
 
 namespace halflife::ops {
@@ -49,6 +59,23 @@ TEST(SharedMatrixTest, PartsAreAdjacentAndGivenOnce) {
   const at::Tensor longer = first.EmptyLike(at::empty({7, 3}));
   EXPECT_FALSE(longer.storage().is_alias_of(second.EmptyLike(y).storage()));
   EXPECT_EQ(second.EmptyLike(y.to(at::kBFloat16)).scalar_type(), at::kBFloat16);
+}
+
+// The columns of a row may be heads. Another width is not that of the part.
+TEST(SharedMatrixTest, PartsOfHeads) {
+  const auto columns = std::make_shared<ops::SharedMatrix>(std::vector<int64_t>{6, 4});
+  const ops::ColumnSlice first = {.columns = columns, .part = 0},
+                         second = {.columns = columns, .part = 1};
+  const at::Tensor heads = first.EmptyLike(at::empty({2, 5, 3, 2})),
+                   flat = second.EmptyLike(at::empty({2, 5, 4}));
+  EXPECT_EQ(heads.sizes(), at::IntArrayRef({2, 5, 3, 2}));
+  EXPECT_EQ(heads.strides(), at::IntArrayRef({50, 10, 2, 1}));
+  EXPECT_TRUE(AreOneMatrix(heads.flatten(2).flatten(0, 1), flat.flatten(0, 1)));
+  EXPECT_TRUE(first.EmptyLike(at::empty({2, 5, 3, 1})).is_contiguous());
+  // One head has a dimension more than rows, and is in the same matrix.
+  const at::Tensor head = first.EmptyLike(at::empty({2, 5, 1, 6})),
+                   rows = second.EmptyLike(at::empty({2, 5, 4}));
+  EXPECT_TRUE(AreOneMatrix(head.flatten(0, 2), rows.flatten(0, 1)));
 }
 
 TEST(SharedMatrixTest, WithoutColumnsMemoryIsDense) {
@@ -140,6 +167,109 @@ TEST(SharedMatrixTest, ScanAndLinearLayer) {
       {6, 5, 5},
       {Normal({70, 6}, 5, at::kFloat) * 0.3, Normal({70}, 6, at::kFloat),
        Normal({70, 5}, 7, at::kFloat)});
+}
+
+at::Tensor HeadsOf(const LinearPart& part, int64_t dim) { return part.y.unflatten(-1, {-1, dim}); }
+
+// The consumers of a gated linear attention: rotary, decay attention, and a norm with a gate.
+TEST(SharedMatrixTest, RotaryDecayAttentionAndNorm) {
+  const at::Tensor positions = at::arange(40).expand({2, 40}).contiguous();
+  ExpectSameGradients(
+      [&](const std::vector<LinearPart>& parts, const std::vector<at::Tensor>& weights) {
+        const auto [q, k] = ApplyRotary(HeadsOf(parts[0], 6), HeadsOf(parts[1], 6),
+                                        MakeRotaryTable(positions, 6, 100),
+                                        {.q = parts[0].gradient, .k = parts[1].gradient});
+        const at::Tensor o = DecayAttention({.q = q,
+                                             .k = k,
+                                             .v = HeadsOf(parts[2], 8),
+                                             .log_decay = at::full({2}, -0.1, at::kFloat),
+                                             .v_gradient = parts[2].gradient},
+                                            {.scale = 0.4})
+                                 .out;
+        return GatedRmsNorm(o, HeadsOf(parts[3], 8), weights[0], 1e-5, kernels::NormGate::kSilu,
+                            parts[3].gradient);
+      },
+      {12, 12, 16, 16}, {Normal({8}, 5, at::kFloat)});
+}
+
+TEST(SharedMatrixTest, DecayAttentionWithSharedHeads) {
+  ExpectSameGradients(
+      [](const std::vector<LinearPart>& parts, const std::vector<at::Tensor>&) {
+        return DecayAttention({.q = HeadsOf(parts[0], 6),
+                               .k = HeadsOf(parts[1], 6),
+                               .v = HeadsOf(parts[2], 8),
+                               .q_gradient = parts[0].gradient,
+                               .k_gradient = parts[1].gradient,
+                               .v_gradient = parts[2].gradient},
+                              {.scale = 0.4})
+            .out;
+      },
+      {12, 6, 16}, {});
+}
+
+TEST(SharedMatrixTest, SoftmaxAttention) {
+  const at::Tensor positions = at::arange(40).expand({2, 40}).contiguous();
+  ExpectSameGradients(
+      [&](const std::vector<LinearPart>& parts, const std::vector<at::Tensor>&) {
+        return SoftmaxAttention({.q = HeadsOf(parts[0], 6),
+                                 .k = HeadsOf(parts[1], 6),
+                                 .v = HeadsOf(parts[2], 8),
+                                 .positions = positions,
+                                 .q_gradient = parts[0].gradient,
+                                 .k_gradient = parts[1].gradient,
+                                 .v_gradient = parts[2].gradient},
+                                {.scale = 0.4});
+      },
+      {12, 6, 8}, {});
+}
+
+TEST(SharedMatrixTest, GatesOfTheDeltaRule) {
+  ExpectSameGradients(
+      [](const std::vector<LinearPart>& parts, const std::vector<at::Tensor>& weights) {
+        const auto [log_decay, beta] = DeltaGates({.x = parts[0].y,
+                                                   .bias = weights[0],
+                                                   .a_log = weights[1],
+                                                   .b = parts[1].y,
+                                                   .x_gradient = parts[0].gradient,
+                                                   .b_gradient = parts[1].gradient},
+                                                  {});
+        return (log_decay.exp() * beta).to(parts[0].y.scalar_type());
+      },
+      {5, 5}, {Normal({5}, 5, at::kFloat), Normal({5}, 6, at::kFloat)});
+}
+
+// The sum of the two gradients of the first part has the bits of autograd's own sum, and nothing is
+// concatenated.
+TEST(SharedMatrixTest, SplitColumnsAddsTheGradientsOfTheFirstPart) {
+  const std::vector<int64_t> widths = {6, 3, 4};
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const at::Tensor x = Normal({2, 5, 13}, 1, dtype).requires_grad_();
+    const auto loss = [](const at::Tensor& a, const at::Tensor& again, const at::Tensor& b,
+                         const at::Tensor& c) {
+      return a.square().sum() + again.pow(3).sum() + b.square().sum() + c.square().sum();
+    };
+    const auto parts = x.split_with_sizes(widths, -1);
+    const at::Tensor want =
+        torch::autograd::grad({loss(parts[0], parts[0], parts[1], parts[2])}, {x})[0];
+    const auto [first, again, rest] = SplitColumns(x, widths);
+    EXPECT_TRUE(test::BitEqual(first, again));
+    EXPECT_TRUE(test::BitEqual(first, parts[0]));
+    const auto placed = [](const LinearPart& part) {
+      return BiasMap({{.x = part.y,
+                       .bias = {},
+                       .map = kernels::ElementMap::kSilu,
+                       .gradient = part.gradient}})[0];
+    };
+    HostWaits waits;
+    waits.EnterPhase("backward");
+    const at::Tensor got =
+        torch::autograd::grad({loss(first, again, placed(rest[0]), placed(rest[1]))}, {x})[0];
+    EXPECT_EQ(waits.Take().at("backward").kernels.count("aten::cat"), 0u);
+    EXPECT_TRUE(test::BitEqual(got.narrow(2, 0, 6), want.narrow(2, 0, 6)));
+    const at::Tensor silu = torch::autograd::grad(
+        {loss(parts[0], parts[0], at::silu(parts[1]), at::silu(parts[2]))}, {x})[0];
+    EXPECT_TRUE(Close(got, silu, ToleranceOf(dtype)));
+  }
 }
 
 // Channels 5 to 25 of 40 have the same output and gradients as in separate memory.

@@ -145,6 +145,32 @@ TEST_F(StepWaits, AGraphOfOtherPartsUploadsNothing) {
   }
 }
 
+// Consumers of the columns of a joined product write their gradients next to each other, so the
+// backward of a layer concatenates nothing.
+TEST_F(StepWaits, TheBackwardOfALayerConcatenatesNothing) {
+  const ops::JoinedProductsEverywhere as_on_a_gpu;
+  // The end of a step joins the losses of its micro-batches, whatever the number of layers.
+  const auto concatenations = [](const Settings& mixer, int64_t num_layers) {
+    Phases phases = CountsOf(With(mixer, {"model.num_layers=" + std::to_string(num_layers)}));
+    return phases.at("backward").kernels["aten::cat"];
+  };
+  const std::vector<Settings> mixers = {
+      {"model.mixer=gla"},
+      {"model.mixer=retention"},
+      {"model.mixer=softmax"},
+      {"model.mixer=softmax", "model.mixer.softmax.qkv_bias=true"},
+      {"model.mixer=mamba"},
+      {"model.mixer=mamba2"},
+      {"model.mixer=gated_delta_net"},
+      {"model.mixer=kda"},
+      {"model.mixer=d2d"},
+      {"model.mixer=rebased"}};
+  for (const Settings& mixer : mixers) {
+    SCOPED_TRACE(mixer.back());
+    EXPECT_EQ(concatenations(mixer, 3), concatenations(mixer, 2));
+  }
+}
+
 // The kernels that a layer launches per micro-batch in forward and backward, as the difference
 // between models of three and of two layers. They include the mixer, the channel mixer, the norms,
 // and a copy of each gradient that no kernel writes in place. Products are joined as on a GPU. A

@@ -90,7 +90,7 @@ at::Tensor BaseLogDecay(int64_t num_heads, at::Device device) {
 class BaseDecay : public LogDecay {
  public:
   explicit BaseDecay(int64_t num_heads) : num_heads_(num_heads) {}
-  at::Tensor operator()(const at::Tensor& x, std::span<const at::Tensor>) const override {
+  at::Tensor operator()(const at::Tensor& x, std::span<const ops::LinearPart>) const override {
     return BaseLogDecay(num_heads_, x.device());
   }
   bool constant() const override { return true; }
@@ -145,7 +145,7 @@ class TrainedDecay : public LogDecay {
         scale_(options.decay_scale),
         max_(options.max_log_decay),
         trained_(DeclareTrained(options, context)) {}
-  at::Tensor operator()(const at::Tensor&, std::span<const at::Tensor>) const override {
+  at::Tensor operator()(const at::Tensor&, std::span<const ops::LinearPart>) const override {
     if (per_channel_)
       return ops::HeadOffsetDecay(*trained_, num_heads_, {.scale = scale_, .most = max_});
     return std::isfinite(max_) ? trained_->clamp_max(max_) : *trained_;

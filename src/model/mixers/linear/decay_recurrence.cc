@@ -36,6 +36,7 @@ class DecayRecurrence : public Recurrence {
   // The inputs of decay attention. Names and shapes as in ops::DecayAttentionInputs.
   struct Operands {
     at::Tensor q, k, v, log_decay, log_key_scale, norm_q, norm_k;
+    ops::ColumnSlice q_gradient, k_gradient;
   };
   Operands MakeOperands(const RecurrenceInputs& inputs, const SequenceSlice& slice) const;
   void Rotate(const SequenceSlice& slice, Operands& operands) const;
@@ -119,6 +120,7 @@ RecurrenceOutput DecayRecurrence::Scan(const RecurrenceInputs& inputs,
                        operands.k},
                       1);
     NormScores(keys, call.slice.positions, operands);
+    operands.q_gradient = {};  // the division reads the queries
     if (call.want_state) result.state.push_back(keys);
   }
   const auto [o, after] = ops::DecayAttention(
@@ -131,7 +133,10 @@ RecurrenceOutput DecayRecurrence::Scan(const RecurrenceInputs& inputs,
        .norm_k = operands.norm_k,
        .chunks = call.slice.chunks,
        .initial_state = call.carried() ? ToDecayState(call.initial->tensors) : ops::DecayState(),
-       .segment = call.slice.segment},
+       .segment = call.slice.segment,
+       .q_gradient = operands.q_gradient,
+       .k_gradient = operands.k_gradient,
+       .v_gradient = inputs.v_gradient},
       KernelConfig());
   result.o = o;
   if (call.want_state) Keep(after, result.state);
@@ -165,7 +170,11 @@ at::Tensor DecayRecurrence::Step(const RecurrenceInputs& inputs, const SequenceS
 
 DecayRecurrence::Operands DecayRecurrence::MakeOperands(const RecurrenceInputs& inputs,
                                                         const SequenceSlice& slice) const {
-  Operands operands = {.q = inputs.q.x, .k = inputs.k.x, .v = inputs.v};
+  Operands operands = {.q = inputs.q.x,
+                       .k = inputs.k.x,
+                       .v = inputs.v,
+                       .q_gradient = inputs.q.gradient,
+                       .k_gradient = inputs.k.gradient};
   if (form_.normaliser == Normaliser::kUnrotatedKeys)
     operands.norm_q = operands.q, operands.norm_k = operands.k;
   if (rotates()) Rotate(slice, operands);
@@ -175,6 +184,9 @@ DecayRecurrence::Operands DecayRecurrence::MakeOperands(const RecurrenceInputs& 
     operands.q = placed.q, operands.k = placed.k;
     operands.log_decay = (*decay_)(inputs.x, inputs.products);
   }
+  // The buffers belong to the first consumers of q and k.
+  if (!operands.q.is_same(inputs.q.x)) operands.q_gradient = {};
+  if (!operands.k.is_same(inputs.k.x)) operands.k_gradient = {};
   if (inputs.k.log_scale.defined())  // one per query head
     operands.log_key_scale =
         RepeatHeads(inputs.k.log_scale.unsqueeze(3), heads_.num_heads).squeeze(3);
@@ -188,7 +200,8 @@ void DecayRecurrence::Rotate(const SequenceSlice& slice, Operands& operands) con
       form_.rotary_frequencies.empty()
           ? slice.rotary->Of(positions, heads_.num_features, form_.rope_theta, dtype)
           : slice.rotary->Of(positions, form_.rotary_frequencies, /*factor=*/1, dtype);
-  const ops::RotatedPair rotated = ops::ApplyRotary(operands.q, operands.k, table);
+  const ops::RotatedPair rotated = ops::ApplyRotary(
+      operands.q, operands.k, table, {.q = operands.q_gradient, .k = operands.k_gradient});
   operands.q = rotated.q, operands.k = rotated.k;
 }
 

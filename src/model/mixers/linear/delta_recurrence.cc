@@ -185,13 +185,14 @@ class DeltaRecurrence : public Recurrence {
   // The log decay [B, T, HV], [B, T, HV, K] or undefined, and beta [B, T, HV] (of all steps), all
   // fp32 (fp64 for fp64 inputs).
   ops::DeltaGatesOutput Gates(const RecurrenceInputs& inputs) const {
-    const at::Tensor b = beta_.declared() ? inputs.products.back() : at::Tensor();
+    const ops::LinearPart b = beta_.declared() ? inputs.products.back() : ops::LinearPart();
     ops::DeltaGatesOutput out;
     if (decay_) {
       out = (*decay_)(inputs.products, b, form_.beta_scale);
-    } else if (b.defined()) {
-      out = ops::DeltaGates({.x = {}, .bias = {}, .a_log = {}, .b = b},
-                            {.beta_scale = form_.beta_scale});
+    } else if (b.y.defined()) {
+      out = ops::DeltaGates(
+          {.x = {}, .bias = {}, .a_log = {}, .b = b.y, .x_gradient = {}, .b_gradient = b.gradient},
+          {.beta_scale = form_.beta_scale});
     }
     const at::Tensor& v = inputs.v;
     if (!out.beta.defined())

@@ -12,6 +12,7 @@
 
 #include "kernels/rows/bias_map_args.h"
 #include "model/part_context.h"
+#include "ops/torch/column_slices.h"
 
 namespace halflife::model {
 
@@ -20,6 +21,7 @@ struct Features {
   // [B, T, H] fp32 (fp64 for fp64 inputs), without gradient. The features are exp(log_scale) x.
   // Undefined: the features are x.
   at::Tensor log_scale = {};
+  ops::ColumnSlice gradient = {};  // buffer of the gradient of x
 };
 
 class FeatureMap {

@@ -24,7 +24,7 @@ std::vector<double> RetentionLogDecaysOfRange(int64_t num_heads) {
   return logs;
 }
 
-at::Tensor FixedDecay::operator()(const at::Tensor& x, std::span<const at::Tensor>) const {
+at::Tensor FixedDecay::operator()(const at::Tensor& x, std::span<const ops::LinearPart>) const {
   return ops::ConstantsOn(x.device(), log_decays_, at::kFloat);
 }
 

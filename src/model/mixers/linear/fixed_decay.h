@@ -19,7 +19,7 @@ std::vector<double> RetentionLogDecaysOfRange(int64_t num_heads);
 class FixedDecay : public LogDecay {
  public:
   explicit FixedDecay(std::vector<double> log_decays) : log_decays_(std::move(log_decays)) {}
-  at::Tensor operator()(const at::Tensor& x, std::span<const at::Tensor>) const override;
+  at::Tensor operator()(const at::Tensor& x, std::span<const ops::LinearPart>) const override;
   bool constant() const override { return true; }
 
  private:

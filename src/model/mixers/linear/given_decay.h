@@ -13,8 +13,9 @@ namespace halflife::model {
 class GivenDecay : public LogDecay {
  public:
   // products[0] is the log decay [B, T, Hk, K].
-  at::Tensor operator()(const at::Tensor&, std::span<const at::Tensor> products) const override {
-    return products[0];
+  at::Tensor operator()(const at::Tensor&,
+                        std::span<const ops::LinearPart> products) const override {
+    return products[0].y;
   }
   bool per_channel() const override { return true; }
 };

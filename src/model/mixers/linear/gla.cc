@@ -57,9 +57,10 @@ class GateDecay : public LogDecay {
 
   std::vector<at::Tensor> Weights() const override { return {*in_}; }
   // products[0] = W1 x [B, T, 16] -> [B, T, Hk, K] fp32.
-  at::Tensor operator()(const at::Tensor&, std::span<const at::Tensor> products) const override {
+  at::Tensor operator()(const at::Tensor&,
+                        std::span<const ops::LinearPart> products) const override {
     const at::Tensor log_decay =
-        ops::DecayGate(ops::Linear(products[0], *out_), *bias_,
+        ops::DecayGate(ops::Linear(products[0].y, *out_, products[0].gradient), *bias_,
                        {.scale = 1 / kGateNormaliser, .floor = clamp_min_});
     return SplitHeads(log_decay, head_dim_k_);
   }

@@ -93,7 +93,7 @@ class SlotRecurrence : public Recurrence {
         {.q = inputs.q.x,
          .k = slots.weights,
          .v = inputs.k.x,
-         .log_decay = slots.log_decay,
+         .log_decay = slots.log_decay.y,
          .chunks = call.slice.chunks,
          .initial_state = call.carried() ? call.initial->tensors[0] : at::Tensor(),
          .segment = call.slice.segment});
@@ -157,16 +157,17 @@ class SlotRecurrence : public Recurrence {
   }
 
   struct Slots {
-    at::Tensor log_decay;  // [B, T, Hk, M] fp32
-    at::Tensor weights;    // s [B, T, Hk, M]
+    ops::LinearPart log_decay;  // [B, T, Hk, M] fp32
+    at::Tensor weights;         // s [B, T, Hk, M]
   };
   Slots MakeSlots(const RecurrenceInputs& inputs) const {
-    const at::Tensor& logits = inputs.products[0];  // [B, T, Hk M]
+    const at::Tensor& logits = inputs.products[0].y;  // [B, T, Hk M]
     const at::Tensor no_bias =
         at::zeros({width_}, logits.options().dtype(ops::ComputeType(logits)));
     const at::Tensor log_decay =
         SplitHeads(ops::DecayGate(logits, no_bias, {.scale = gate_scale_}), num_slots_);
-    return {.log_decay = log_decay, .weights = (-at::expm1(log_decay)).to(logits.scalar_type())};
+    return {.log_decay = {.y = log_decay},
+            .weights = (-at::expm1(log_decay)).to(logits.scalar_type())};
   }
   // Softmax over the slots, computed in fp32.
   static at::Tensor Probabilities(const at::Tensor& scores) {

@@ -88,16 +88,16 @@ class ForgetGateRecurrence : public Recurrence {
   // The inputs of the recurrence with a decay.
   struct Gated {
     Gated(const ForgetGateRecurrence& of, const RecurrenceInputs& given) : inputs(given) {
-      const at::Tensor& logits = given.k.x;
+      const at::Tensor logits = given.k.x;
       const auto [k, gate] = ops::ForgetGate({.x = logits.flatten(-2), .bound = of.LowerBound()});
-      inputs.k.x = k.view(logits.sizes());
-      log_decay = gate.view(logits.sizes());
+      inputs.k = {.x = k.view(logits.sizes())};
+      log_decay = {.y = gate.view(logits.sizes())};
       inputs.products = {&log_decay, 1};
     }
     Gated(const Gated&) = delete;  // inputs.products refers to log_decay
     Gated& operator=(const Gated&) = delete;
 
-    at::Tensor log_decay;
+    ops::LinearPart log_decay;
     RecurrenceInputs inputs;
   };
 

@@ -8,13 +8,18 @@
 
 #include "core/error.h"
 #include "model/projections.h"
-#include "ops/linear/linear.h"
 #include "ops/rows/bias_map.h"
 #include "ops/rows/rms_norm.h"
 #include "ops/torch/dispatch.h"
 
 namespace halflife::model {
 namespace {
+
+// Returns `now`, which was computed from `part`. It keeps the buffer of the gradient only if it is
+// the same tensor: a buffer belongs to the consumer of the product.
+ops::LinearPart WithColumnsOf(const ops::LinearPart& part, const at::Tensor& now) {
+  return now.is_same(part.y) ? part : ops::LinearPart{.y = now};
+}
 
 // An activation as a feature map, as in fla's retnet and gla.
 class Activated : public FeatureMap {
@@ -181,7 +186,7 @@ MixerOutput LinearMixer::Forward(const MixerCall& call) const {
   MixerState* const after = call.want_state ? &result.state : nullptr;
   if (after != nullptr) after->tensors.resize(num_recurrent_ + convs_.size());
   const Projected projected =
-      Project(call.x, [&](const std::vector<at::Tensor>& y) { return Convolve(y, call, after); });
+      Project(call.x, [&](const Parts& y) { return Convolve(y, call, after); });
   RecurrenceOutput scanned = recurrence_->Scan(projected.Inputs(call.x), call);
   result.y = Output(scanned.o, projected.gate);
   if (after != nullptr) {
@@ -195,10 +200,10 @@ MixerOutput LinearMixer::Forward(const MixerCall& call) const {
 at::Tensor LinearMixer::Step(const at::Tensor& x, const SequenceSlice& token,
                              MixerState& state) const {
   const at::Tensor row = x.unsqueeze(1);
-  const Projected projected = Project(row, [&](const std::vector<at::Tensor>& y) {
-    std::vector<at::Tensor> outs = y;
+  const Projected projected = Project(row, [&](const Parts& y) {
+    Parts outs = y;
     for (size_t i = 0; i < convs_.size(); ++i)
-      outs[i] = convs_[i].Step(y[i].squeeze(1), state.tensors[num_recurrent_ + i]).unsqueeze(1);
+      outs[i].y = convs_[i].Step(y[i].y.squeeze(1), state.tensors[num_recurrent_ + i]).unsqueeze(1);
     return outs;
   });
   const at::Tensor o = recurrence_->Step(projected.Inputs(row), token,
@@ -210,15 +215,25 @@ bool LinearMixer::IsMappedWithBias(size_t index) const {
   return index < maps_.size() && form_.conv_size == 0 && maps_[index]->element_map().has_value();
 }
 
-std::vector<at::Tensor> LinearMixer::AddBiases(std::span<const at::Tensor> y) const {
-  std::vector<ops::BiasedInput> parts;
+LinearMixer::Parts LinearMixer::AddBiases(std::span<const ops::LinearPart> y) const {
+  std::vector<ops::BiasedInput> inputs;
   for (size_t i = 0; i < projections_.size(); ++i) {
-    ops::BiasedInput part = {.x = y[i], .bias = {}};
-    if (biases_[i].declared()) part.bias = *biases_[i];
-    if (IsMappedWithBias(i)) part.map = *maps_[i]->element_map();
-    parts.push_back(part);
+    ops::BiasedInput input = {.x = y[i].y, .bias = {}, .gradient = y[i].gradient};
+    if (biases_[i].declared()) input.bias = *biases_[i];
+    if (IsMappedWithBias(i)) input.map = *maps_[i]->element_map();
+    inputs.push_back(input);
   }
-  return ops::BiasMap(parts);
+  const std::vector<at::Tensor> outs = ops::BiasMap(inputs);
+  Parts parts;
+  for (size_t i = 0; i < outs.size(); ++i) parts.push_back(WithColumnsOf(y[i], outs[i]));
+  return parts;
+}
+
+Features LinearMixer::Map(size_t index, const ops::LinearPart& y) const {
+  const ops::LinearPart heads = {.y = SplitHeads(y.y, heads_.head_dim_k), .gradient = y.gradient};
+  Features features = IsMappedWithBias(index) ? Features{heads.y} : (*maps_[index])(heads.y);
+  features.gradient = WithColumnsOf(heads, features.x).gradient;
+  return features;
 }
 
 LinearMixer::Projected LinearMixer::Project(const at::Tensor& x,
@@ -227,55 +242,59 @@ LinearMixer::Projected LinearMixer::Project(const at::Tensor& x,
   const std::vector<at::Tensor> recurrent = recurrence_->Weights();
   weights.insert(weights.end(), recurrent.begin(), recurrent.end());
   if (gate_.declared()) weights.push_back(*gate_);
-  const std::vector<at::Tensor> y = ops::SharedInputLinear(x, weights);
-  const std::vector<at::Tensor> convolved = convolve(AddBiases(y));
-  const auto split = [&](size_t index, int64_t head_dim) {
-    return SplitHeads(convolved[index], head_dim);
-  };
-  const auto map = [&](size_t index) -> Features {
-    const at::Tensor head = split(index, heads_.head_dim_k);
-    return IsMappedWithBias(index) ? Features{head} : (*maps_[index])(head);
-  };
-  Projected projected = {.q = map(0), .k = map(1), .v = v_activation_(split(2, heads_.head_dim_v))};
+  const Parts y = ops::SharedInputParts(x, weights);
+  const Parts convolved = convolve(AddBiases(y));
+  const ops::LinearPart values = {.y = SplitHeads(convolved[2].y, heads_.head_dim_v),
+                                  .gradient = convolved[2].gradient};
+  Projected projected = {.q = Map(0, convolved[0]),
+                         .k = Map(1, convolved[1]),
+                         .v = WithColumnsOf(values, v_activation_(values.y)),
+                         .products = {},
+                         .gate = {}};
   const auto products = std::span(y).subspan(projections_.size(), recurrent.size());
   projected.products.assign(products.begin(), products.end());
   if (gate_.declared()) projected.gate = y.back();
   if (outer_gate_.declared())
-    projected.gate = AddBias(ops::Linear(projected.gate, *outer_gate_), gate_bias_);
+    projected.gate = {
+        .y = AddBias(ops::Linear(projected.gate.y, *outer_gate_, projected.gate.gradient),
+                     gate_bias_)};
   return projected;
 }
 
 RecurrenceInputs LinearMixer::Projected::Inputs(const at::Tensor& x) const {
-  return {.x = x, .products = products, .q = q, .k = k, .v = v};
+  return {.x = x, .products = products, .q = q, .k = k, .v = v.y, .v_gradient = v.gradient};
 }
 
 // The convolutions read their tails from the call's state and write the new ones to `after`.
-std::vector<at::Tensor> LinearMixer::Convolve(const std::vector<at::Tensor>& y,
-                                              const MixerCall& call, MixerState* after) const {
+LinearMixer::Parts LinearMixer::Convolve(const Parts& y, const MixerCall& call,
+                                         MixerState* after) const {
   if (convs_.empty()) return y;
   std::vector<ops::ShortConvInputs> inputs;
   for (size_t i = 0; i < convs_.size(); ++i) {
     const size_t place = num_recurrent_ + i;
     inputs.push_back(
-        convs_[i].Inputs({.x = y[i],
+        convs_[i].Inputs({.x = y[i].y,
                           .slice = call.slice,
-                          .tail = call.carried() ? call.initial->tensors[place] : at::Tensor()},
+                          .tail = call.carried() ? call.initial->tensors[place] : at::Tensor(),
+                          .x_gradient = y[i].gradient},
                          after == nullptr ? nullptr : &after->tensors[place]));
   }
-  return ops::ShortConvs(inputs);
+  Parts parts;
+  for (const at::Tensor& out : ops::ShortConvs(inputs)) parts.push_back({.y = out});
+  return parts;
 }
 
 // heads [..., H, V], gate [..., H V] or undefined -> [..., D].
-at::Tensor LinearMixer::Output(const at::Tensor& heads, const at::Tensor& gate) const {
+at::Tensor LinearMixer::Output(const at::Tensor& heads, const ops::LinearPart& gate) const {
   if (!has_norm()) return out_(heads.flatten(-2));
   const at::Tensor o = form_.norm_across_heads ? heads.flatten(-2) : heads;
   const at::Tensor weight =
       norm_.declared() ? *norm_ : at::ones({o.size(-1)}, o.options().dtype(ops::ComputeType(o)));
   const auto kind = form_.output_gate == OutputGate::kSigmoid ? kernels::NormGate::kSigmoid
                                                               : kernels::NormGate::kSilu;
-  const at::Tensor y = gate.defined()
-                           ? ops::GatedRmsNorm(o, gate.view(o.sizes()), weight, norm_eps_, kind)
-                           : ops::RmsNorm(o, weight, norm_eps_);
+  const at::Tensor y = gate.y.defined() ? ops::GatedRmsNorm(o, gate.y.view(o.sizes()), weight,
+                                                            norm_eps_, kind, gate.gradient)
+                                        : ops::RmsNorm(o, weight, norm_eps_);
   return out_(form_.norm_across_heads ? y : y.flatten(-2));
 }
 

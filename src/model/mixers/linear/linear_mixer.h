@@ -24,6 +24,7 @@
 #include "model/mixers/linear/recurrence.h"
 #include "model/mixers/variants.h"
 #include "model/projections.h"
+#include "ops/linear/linear.h"
 
 namespace halflife::model {
 
@@ -121,23 +122,24 @@ class LinearMixer : public Mixer {
 
  private:
   struct Projected {
-    Features q, k;                     // [B, T, Hq or Hk, F]
-    at::Tensor v;                      // [B, T, Hv, V]
-    std::vector<at::Tensor> products;  // of the recurrence's weights
-    at::Tensor gate;                   // [B, T, H V], or undefined
+    Features q, k;                          // [B, T, Hq or Hk, F]
+    ops::LinearPart v;                      // [B, T, Hv, V]
+    std::vector<ops::LinearPart> products;  // of the recurrence's weights
+    ops::LinearPart gate;                   // [B, T, H V], or undefined
     RecurrenceInputs Inputs(const at::Tensor& x) const;
   };
   // Maps the projections q, k and v [B, T, dim] before they are split into heads.
-  using Convolution = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& y)>;
+  using Parts = std::vector<ops::LinearPart>;
+  using Convolution = std::function<Parts(const Parts& y)>;
   Projected Project(const at::Tensor& x, const Convolution& convolve) const;
   // Whether one kernel can add the bias of q or k and apply its feature map, because no convolution
   // lies between the two.
   bool IsMappedWithBias(size_t index) const;
   // Adds the biases to q, k and v, and applies the maps for which IsMappedWithBias, in one pass.
-  std::vector<at::Tensor> AddBiases(std::span<const at::Tensor> y) const;
-  std::vector<at::Tensor> Convolve(const std::vector<at::Tensor>& y, const MixerCall& call,
-                                   MixerState* after) const;
-  at::Tensor Output(const at::Tensor& heads, const at::Tensor& gate) const;
+  Parts AddBiases(std::span<const ops::LinearPart> y) const;
+  Parts Convolve(const Parts& y, const MixerCall& call, MixerState* after) const;
+  Features Map(size_t index, const ops::LinearPart& y) const;
+  at::Tensor Output(const at::Tensor& heads, const ops::LinearPart& gate) const;
   void DeclareGate(const PartContext& context);
   // The second of the two matrices of a gate with a gate_rank, and its bias.
   void DeclareOuterGate(const PartContext& context);

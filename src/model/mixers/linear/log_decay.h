@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "model/sequence_slice.h"
+#include "ops/linear/linear.h"
 
 namespace halflife::model {
 
@@ -29,7 +30,7 @@ class LogDecay {
   // `products` [B, T, *] has one product for each of Weights. Returns fp32 [H] or [H, K] if the
   // decay is the same for all tokens, else [B, T, Hd] or [B, T, Hd, K].
   virtual at::Tensor operator()(const at::Tensor& x,
-                                std::span<const at::Tensor> products) const = 0;
+                                std::span<const ops::LinearPart> products) const = 0;
   virtual bool constant() const { return false; }  // true: the same for all tokens
   virtual bool per_channel() const { return false; }
 

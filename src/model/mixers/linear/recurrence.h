@@ -17,6 +17,7 @@
 
 #include "model/mixer.h"
 #include "model/mixers/linear/feature_map.h"
+#include "ops/linear/linear.h"
 
 namespace halflife::model {
 
@@ -30,10 +31,11 @@ struct RecurrenceHeads {
 };
 
 struct RecurrenceInputs {
-  at::Tensor x;                          // [B, T, model_dim], the input of the mixer
-  std::span<const at::Tensor> products;  // [B, T, *], x times each of Recurrence::Weights()
-  Features q, k;                         // [B, T, Hq, F] and [B, T, Hk, F]
-  at::Tensor v;                          // [B, T, Hv, V]
+  at::Tensor x;                               // [B, T, model_dim], the input of the mixer
+  std::span<const ops::LinearPart> products;  // [B, T, *], x times each of Recurrence::Weights()
+  Features q, k;                              // [B, T, Hq, F] and [B, T, Hk, F]
+  at::Tensor v;                               // [B, T, Hv, V]
+  ops::ColumnSlice v_gradient = {};           // buffer of the gradient of v
 };
 
 struct RecurrenceOutput {

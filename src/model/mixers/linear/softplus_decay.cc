@@ -5,7 +5,6 @@
 
 #include "model/mixers/recurrent/step_bias.h"
 #include "model/projections.h"
-#include "ops/linear/linear.h"
 
 namespace halflife::model {
 namespace {
@@ -38,14 +37,17 @@ SoftplusDecay::SoftplusDecay(const SoftplusDecayForm& form, const PartContext& c
   bias_ = declare("dt_bias", width_, BiasOfSteps(kLeastStep, kMostStep));
 }
 
-ops::DeltaGatesOutput SoftplusDecay::operator()(std::span<const at::Tensor> products,
-                                                const at::Tensor& b, double beta_scale) const {
-  const at::Tensor& inner = products[0];
+ops::DeltaGatesOutput SoftplusDecay::operator()(std::span<const ops::LinearPart> products,
+                                                const ops::LinearPart& b, double beta_scale) const {
+  ops::LinearPart logits = products[0];
+  if (out_.declared()) logits = {.y = ops::Linear(logits.y, *out_, logits.gradient)};
   ops::DeltaGatesOutput gates =
-      ops::DeltaGates({.x = out_.declared() ? ops::Linear(inner, *out_) : inner,
+      ops::DeltaGates({.x = logits.y,
                        .bias = *bias_,
                        .a_log = *log_a_,
-                       .b = b},
+                       .b = b.y,
+                       .x_gradient = logits.gradient,
+                       .b_gradient = b.gradient},
                       {.bound = form_.lower_bound, .beta_scale = beta_scale});
   if (per_channel()) gates.log_decay = SplitHeads(gates.log_decay, form_.num_channels);
   return gates;

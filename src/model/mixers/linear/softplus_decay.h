@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "model/part_context.h"
+#include "ops/linear/linear.h"
 #include "ops/rows/delta_gates.h"
 
 namespace halflife::model {
@@ -39,8 +40,8 @@ class SoftplusDecay {
   std::vector<at::Tensor> Weights() const { return {*in_}; }
   // Computes the log decay, [B, T, H] or [B, T, H, K], from the products of Weights(), and in the
   // same pass beta = beta_scale sigmoid(b). b is [B, T, *], or undefined: no beta.
-  ops::DeltaGatesOutput operator()(std::span<const at::Tensor> products, const at::Tensor& b,
-                                   double beta_scale) const;
+  ops::DeltaGatesOutput operator()(std::span<const ops::LinearPart> products,
+                                   const ops::LinearPart& b, double beta_scale) const;
   bool per_channel() const { return form_.num_channels > 0; }
 
   // The costs of the decay, per token.

@@ -170,9 +170,11 @@ class Mamba2 : public Mixer {
          .key_scale = gate.step,
          .chunks = call.slice.chunks,
          .initial_state = {.kv = carried ? call.initial->tensors[0] : at::Tensor()},
-         .segment = call.slice.segment},
+         .segment = call.slice.segment,
+         .q_gradient = scan.q_gradient,
+         .k_gradient = scan.k_gradient},
         {.scale = 1});
-    MixerOutput result = {.y = Leave(y.flatten(-2), scan.x, in.z), .state = {}};
+    MixerOutput result = {.y = Leave(y.flatten(-2), scan.skipped, in.z), .state = {}};
     if (call.want_state) result.state.tensors = {last.kv, tail};
     return result;
   }
@@ -188,7 +190,7 @@ class Mamba2 : public Mixer {
                                                   .log_decay = gate.log_decay,
                                                   .key_scale = gate.step},
                                                  {.scale = 1}, memory);
-    return Leave(y.flatten(-2), scan.x, in.z);
+    return Leave(y.flatten(-2), scan.skipped, in.z);
   }
 
   FlopCount FlopsPerToken(int64_t) const override {
@@ -268,15 +270,20 @@ class Mamba2 : public Mixer {
   }
 
   struct Operands {
-    at::Tensor q, k;  // C and B, [..., G, N]
-    at::Tensor x;     // [..., I]
+    at::Tensor q, k;        // C and B, [..., G, N]
+    at::Tensor x, skipped;  // [..., I], the same values for the scan and for the skip connection
+    ops::ColumnSlice q_gradient, k_gradient;
   };
   Operands Split(const at::Tensor& convolved) const {
-    const auto parts =
-        convolved.split_with_sizes({options_.inner(), options_.shared(), options_.shared()}, -1);
-    return {.q = SplitHeads(parts[2], options_.state_size),
-            .k = SplitHeads(parts[1], options_.state_size),
-            .x = parts[0]};
+    const ops::SplitColumnsOutput parts =
+        ops::SplitColumns(convolved, {options_.inner(), options_.shared(), options_.shared()});
+    const ops::LinearPart &b = parts.rest[0], &c = parts.rest[1];
+    return {.q = SplitHeads(c.y, options_.state_size),
+            .k = SplitHeads(b.y, options_.state_size),
+            .x = parts.first,
+            .skipped = parts.first_again,
+            .q_gradient = c.gradient,
+            .k_gradient = b.gradient};
   }
 
   // y, x [..., I] -> [..., D].

@@ -31,7 +31,8 @@ class OwnRotation : public AttentionPositions {
   void Encode(AttentionHeads& heads, const at::Tensor& positions,
               ops::RotaryTables& tables) const override {
     const auto table = tables.Of(positions, head_dim_, rope_theta_, ops::ComputeType(heads.q));
-    const ops::RotatedPair rotated = ops::ApplyRotary(heads.q, heads.k, table);
+    const ops::RotatedPair rotated =
+        ops::ApplyRotary(heads.q, heads.k, table, {.q = heads.q_gradient, .k = heads.k_gradient});
     heads.q = rotated.q, heads.k = rotated.k;
   }
 
@@ -185,11 +186,16 @@ void Attention::RequireCausal(const char* what) const {
 
 Attention::Output Attention::Forward(const MixerCall& call, Heads own) const {
   const SequenceSlice& slice = call.slice;
+  const Heads projected = own;
   if (call.num_past > 0) RequireCausal("continuing a row from a state");
   if (slice.segment != nullptr) RequireCausal("splitting a row over ranks");
   Encode(own, slice.position_ids(), *slice.rotary);
   Heads heads = WithPast(call, own);
   if (scales_queries()) ScaleQueries(slice, heads);
+  // The buffers belong to the first consumers of the projections.
+  if (!heads.q.is_same(projected.q)) heads.q_gradient = {};
+  if (!heads.k.is_same(projected.k)) heads.k_gradient = {};
+  if (!heads.v.is_same(projected.v)) heads.v_gradient = {};
   Output result = {.y = Attend(call, heads), .state = {}};
   if (!call.want_state || !options_.causal) return result;
   result.state = {heads.k, heads.v};
@@ -263,7 +269,10 @@ double Attention::ScoreScale() const {
 }
 
 void Attention::Encode(Heads& heads, const at::Tensor& positions, ops::RotaryTables& tables) const {
-  if (options_.cos_scale > 0) heads.q = Unit(heads.q), heads.k = Unit(heads.k);
+  if (options_.cos_scale > 0) {
+    heads.q = Unit(heads.q), heads.k = Unit(heads.k);
+    heads.q_gradient = heads.k_gradient = {};
+  }
   if (options_.cos_scale_learned)
     heads.q = (heads.q * log_cos_scale_->exp()).to(heads.q.scalar_type());
   positions_->Encode(heads, positions, tables);
@@ -370,7 +379,10 @@ at::Tensor Attention::Attend(const Heads& heads, const at::Tensor& positions, bo
       .positions = positions,
       .seen = call == nullptr ? ops::VisibleKeys{}
                               : SeenIn(call->slice, heads.k.size(1) - heads.q.size(1)),
-      .one_document = one_document};
+      .one_document = one_document,
+      .q_gradient = heads.q_gradient,
+      .k_gradient = heads.k_gradient,
+      .v_gradient = heads.v_gradient};
   if (call != nullptr && call->observe) call->observe(inputs, config);
   return ops::SoftmaxAttention(inputs, config).flatten(2);
 }

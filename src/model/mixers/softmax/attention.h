@@ -69,7 +69,8 @@ class Attention {
     double score_scale = 0;     // factor on scores without cosines; 0: 1 / sqrt(head_dim)
   };
   struct Heads : AttentionHeads {
-    at::Tensor v;  // [B, T, Hk, V]
+    at::Tensor v;                      // [B, T, Hk, V]
+    ops::ColumnSlice v_gradient = {};  // buffer of the gradient of v
     // [B, T] in the compute type: factors on the biases that positions add to scores; undefined: 1.
     at::Tensor bias_scale = {};
   };

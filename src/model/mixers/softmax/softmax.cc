@@ -13,6 +13,7 @@
 #include "model/norms/norm_weight.h"
 #include "model/projections.h"
 #include "ops/linear/linear.h"
+#include "ops/rows/bias_map.h"
 #include "ops/rows/rms_norm.h"
 #include "ops/rows/swiglu.h"
 
@@ -181,21 +182,27 @@ class Softmax : public Mixer {
 
   struct Projected {
     Attention::Heads heads;
-    at::Tensor gate = {};           // [B, T, H d], before the sigmoid; undefined: no gate
-    ops::ColumnSlice of_gate = {};  // where the gradient of the gate is written
+    ops::LinearPart gate = {};  // [B, T, H d], before the sigmoid; undefined: no gate
   };
+
+  // Adds the bias, if there is one. The gradient goes through the sum to the buffer of y's.
+  static ops::LinearPart Biased(const ops::LinearPart& y, const Parameter& bias) {
+    if (!bias.declared()) return y;
+    return {.y = ops::BiasMap({{.x = y.y, .bias = *bias, .gradient = y.gradient}})[0]};
+  }
 
   Projected Project(const at::Tensor& x) const {
     std::vector<at::Tensor> weights = {*q_, *k_, *v_};
     if (gated()) weights.push_back(*g_);
     const std::vector<ops::LinearPart> y = ops::SharedInputParts(x, weights);
     Projected result;
-    result.heads.q = Heads(AddBias(y[0].y, q_bias_), q_norm_);
-    result.heads.k = Heads(AddBias(y[1].y, k_bias_), k_norm_);
-    result.heads.v = SplitHeads(AddBias(y[2].y, v_bias_), sizes_.head_dim);
-    if (!gated()) return result;
-    result.gate = AddBias(y[3].y, g_bias_);
-    if (!g_bias_.declared()) result.of_gate = y[3].gradient;  // the gate is that column
+    const ops::LinearPart q = Biased(y[0], q_bias_), k = Biased(y[1], k_bias_),
+                          v = Biased(y[2], v_bias_);
+    result.heads.q = Heads(q.y, q_norm_), result.heads.k = Heads(k.y, k_norm_);
+    result.heads.v = SplitHeads(v.y, sizes_.head_dim);
+    result.heads.v_gradient = v.gradient;
+    if (!sizes_.qk_norm) result.heads.q_gradient = q.gradient, result.heads.k_gradient = k.gradient;
+    if (gated()) result.gate = Biased(y[3], g_bias_);
     return result;
   }
 
@@ -211,7 +218,7 @@ class Softmax : public Mixer {
 
   // y [B, T, H d], the output of the attention.
   at::Tensor Gated(const Projected& projected, const at::Tensor& y) const {
-    return gated() ? ops::Glu(projected.gate, y, projected.of_gate) : y;
+    return gated() ? ops::Glu(projected.gate.y, y, projected.gate.gradient) : y;
   }
 
   SoftmaxOptions sizes_;

@@ -40,7 +40,7 @@ struct BuiltDecay {
   }
   // `z` [B, T, H] are the products of the only matrix.
   at::Tensor operator()(const at::Tensor& z) const {
-    return (*decay)(std::array{z}, /*b=*/{}, /*beta_scale=*/1).log_decay;
+    return (*decay)(std::array{ops::LinearPart{.y = z}}, /*b=*/{}, /*beta_scale=*/1).log_decay;
   }
 };
 
