@@ -19,11 +19,13 @@
 namespace halflife::kernels {
 namespace {
 
-// The shapes at which training and the benchmarks run: two long rows, and a layer with wide values.
+// The shapes at which training and the benchmarks run: two long rows, a layer with wide values, and
+// heads of 64 x 64.
 struct FullSize {
   int64_t batch, seq_len, heads, dim_k, dim_v;
 };
-constexpr FullSize kFullSizes[] = {{2, 16384, 16, 128, 128}, {8, 2048, 8, 128, 256}};
+constexpr FullSize kFullSizes[] = {
+    {2, 16384, 16, 128, 128}, {8, 2048, 8, 128, 256}, {8, 2048, 32, 64, 64}};
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
