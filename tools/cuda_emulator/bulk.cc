@@ -1,6 +1,6 @@
-// mbarriers and TMA. A bulk copy completes as late as possible: when no thread of the block can
-// run. In random order, a quarter of the copies complete at once. Until a copy completes, its
-// target holds NaN and is poisoned.
+// mbarriers, TMA and bulk copies of contiguous bytes. A copy completes as late as possible: when no
+// thread of the block can run. In random order, a quarter of the copies complete at once. Until a
+// copy completes, its target holds NaN and is poisoned.
 #include "tools/cuda_emulator/internal.h"
 
 namespace halflife::kernels::emu {
@@ -67,12 +67,7 @@ void ReadUnit(const TensorMap& map, int row, int col, uint32_t (&data)[4]) {
   }
 }
 
-void Land(Block& block, int index) {
-  const AsEngine engine;
-  SyncAcquire(&block.bulk_sync[index]);
-  const BulkCopy& copy = block.bulk[index];
-  const int bytes = copy.map.box_rows * 128;
-  ASAN_UNPOISON_MEMORY_REGION(copy.smem, static_cast<size_t>(bytes));
+void StoreBox(Block& block, const BulkCopy& copy) {
   for (int row = 0; row < copy.map.box_rows; ++row) {
     for (int unit = 0; unit < 8; ++unit) {
       uint32_t data[4];
@@ -80,9 +75,28 @@ void Land(Block& block, int index) {
       StoreUnit(block, copy.smem + row * 128 + (unit ^ (row & 7)) * 16, data);
     }
   }
-  Mbarrier& barrier = FindMbarrier(copy.mbarrier, "a TMA load's bytes", copy.place);
+}
+void StoreBytes(Block& block, const BulkCopy& copy) {
+  for (int i = 0; i < copy.bytes; i += 16) {
+    uint32_t data[4];
+    LoadForLane16(data, copy.source + i);
+    StoreUnit(block, copy.smem + i, data);
+  }
+}
+
+void Land(Block& block, int index) {
+  const AsEngine engine;
+  SyncAcquire(&block.bulk_sync[index]);
+  const BulkCopy& copy = block.bulk[index];
+  ASAN_UNPOISON_MEMORY_REGION(copy.smem, static_cast<size_t>(copy.bytes));
+  if (copy.source == nullptr) {
+    StoreBox(block, copy);
+  } else {
+    StoreBytes(block, copy);
+  }
+  Mbarrier& barrier = FindMbarrier(copy.mbarrier, "a bulk copy's bytes", copy.place);
   SyncRelease(&barrier.sync[barrier.phase % 4]);
-  barrier.pending_bytes -= bytes;
+  barrier.pending_bytes -= copy.bytes;
   block.bulk[index].mbarrier = nullptr;
   --block.num_bulk;
   Progress(block, barrier);
@@ -102,6 +116,28 @@ int NextToLand(Block& block) {
       found = i;
   }
   return found;
+}
+
+// Starts a copy whose arguments have been checked.
+void Issue(const BulkCopy& copy, const char* what) {
+  Block& block = *current_block;
+  if (copy.smem < block.dynamic || copy.smem + copy.bytes > block.statics) {
+    Fail(copy.place, "%s to %p, which is not in dynamic shared memory", what,
+         static_cast<const void*>(copy.smem));
+  }
+  FindMbarrier(copy.mbarrier, what, copy.place);
+  if (block.num_bulk == kMaxBulkCopies) {
+    Fail(copy.place, "more than %d bulk copies in flight", kMaxBulkCopies);
+  }
+  int index = 0;
+  while (IsInFlight(block.bulk[index])) ++index;
+  ++block.num_bulk;
+  block.bulk[index] = copy;
+  for (int i = 0; i < copy.bytes; i += 16) StoreUnit(block, copy.smem + i, kOnes);
+  ASAN_POISON_MEMORY_REGION(copy.smem, static_cast<size_t>(copy.bytes));
+  block.counts.copied_bytes += copy.bytes;
+  SyncRelease(&block.bulk_sync[index]);
+  if (block.launch->order == Order::kRandom && NextRandom(block) % 4 == 0) Land(block, index);
 }
 
 }  // namespace
@@ -163,12 +199,6 @@ void MbarrierWait(const void* address, uint32_t parity, Place place) {
 void TmaLoad2d(void* smem, const TensorMap& map, const void* address, int col, int row,
                Place place) {
   HL_EMU_ENTRY;
-  Block& block = *current_block;
-  auto* const target = static_cast<unsigned char*>(smem);
-  const int bytes = map.box_rows * 128;
-  if (target < block.dynamic || target + bytes > block.statics) {
-    Fail(place, "a TMA load to %p, which is not in dynamic shared memory", smem);
-  }
   if (SharedOffset(smem) % 1024 != 0) {
     Fail(place,
          "a TMA load with 128-byte swizzle to byte %u of shared memory. Use a multiple of 1024.",
@@ -178,21 +208,33 @@ void TmaLoad2d(void* smem, const TensorMap& map, const void* address, int col, i
     Fail(place, "a TMA load from column %d, of %d bytes each. Start at a multiple of 16 bytes.",
          col, map.element_bytes);
   }
-  FindMbarrier(address, "a TMA load", place);
-  if (block.num_bulk == kMaxBulkCopies) {
-    Fail(place, "more than %d TMA loads in flight", kMaxBulkCopies);
+  BulkCopy copy;
+  copy.smem = static_cast<unsigned char*>(smem);
+  copy.bytes = map.box_rows * 128;
+  copy.map = map;
+  copy.mbarrier = address;
+  copy.col = col;
+  copy.row = row;
+  copy.place = place;
+  Issue(copy, "a TMA load");
+}
+
+void BulkLoad(void* smem, const void* source, int bytes, const void* address, Place place) {
+  HL_EMU_ENTRY;
+  if (SharedOffset(smem) % 16 != 0 || reinterpret_cast<uintptr_t>(source) % 16 != 0 ||
+      bytes % 16 != 0 || bytes <= 0) {
+    Fail(place,
+         "a bulk load of %d bytes from %p to byte %u of shared memory. Use positive multiples of "
+         "16 bytes.",
+         bytes, source, SharedOffset(smem));
   }
-  int index = 0;
-  while (IsInFlight(block.bulk[index])) ++index;
-  ++block.num_bulk;
-  block.bulk[index] = {target, map, address, col, row, place};
-  for (int i = 0; i < bytes; i += 16) StoreUnit(block, target + i, kOnes);
-  ASAN_POISON_MEMORY_REGION(target, static_cast<size_t>(bytes));
-  block.counts.copied_bytes += bytes;
-  SyncRelease(&block.bulk_sync[index]);
-  if (block.launch->order == Order::kRandom && NextRandom(block) % 4 == 0) {
-    Land(block, index);
-  }
+  BulkCopy copy;
+  copy.smem = static_cast<unsigned char*>(smem);
+  copy.bytes = bytes;
+  copy.source = static_cast<const unsigned char*>(source);
+  copy.mbarrier = address;
+  copy.place = place;
+  Issue(copy, "a bulk load");
 }
 
 bool LandBulkCopies(Block& block) {
@@ -206,7 +248,7 @@ bool LandBulkCopies(Block& block) {
 void CheckNoBulkCopies(Block& block) {
   if (block.num_bulk > 0) {
     Fail(block.bulk[NextToLand(block)].place,
-         "the block ends with %d TMA loads in flight, the first from this line. Wait on their "
+         "the block ends with %d bulk copies in flight, the first from this line. Wait on their "
          "mbarrier.",
          block.num_bulk);
   }

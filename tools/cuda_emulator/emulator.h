@@ -89,6 +89,7 @@ void MbarrierArrive(const void* barrier, int expected_bytes, Place place);
 void MbarrierWait(const void* barrier, uint32_t parity, Place place);
 void TmaLoad2d(void* smem, const TensorMap& map, const void* barrier, int col, int row,
                Place place);
+void BulkLoad(void* smem, const void* source, int bytes, const void* barrier, Place place);
 void FenceProxyAsync();
 uint64_t TileDescriptor(const void* smem, Place place);
 void WgmmaFence();

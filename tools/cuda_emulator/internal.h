@@ -229,6 +229,8 @@ struct Mbarrier {
 
 struct BulkCopy {
   unsigned char* smem = nullptr;
+  int bytes = 0;
+  const unsigned char* source = nullptr;  // of contiguous bytes; null: the box of `map`
   TensorMap map = {};
   const void* mbarrier = nullptr;  // null: the entry is free
   int col = 0, row = 0;

@@ -152,6 +152,7 @@ __global__ void __launch_bounds__(128)
     if (mistake == M::kOverArrival) MbarrierArrive(&full);
     TmaLoad2d(smem + (mistake == M::kMisalignedTile ? 512 : 0), &map, &full,
               mistake == M::kMisalignedColumn ? -4 : 0, 0);
+    if (mistake == M::kMisalignedBytes) BulkLoad(smem, out, 24, &full);
   }
   __syncthreads();
   if (mistake != M::kWaitForgotten) MbarrierWait(&full, 0);

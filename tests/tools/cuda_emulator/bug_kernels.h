@@ -53,6 +53,7 @@ enum class HopperMistake {
   kTooManyBytes,    // the barrier expects more bytes than arrive
   kMisalignedTile,
   kMisalignedColumn,
+  kMisalignedBytes,
   kNoProxyFence,
   kNoWgmmaFence,
   kNoCommit,

@@ -193,6 +193,7 @@ TEST_F(Bugs, HoppersAreNamedWithTheirPlace) {
       {HopperMistake::kMisalignedTile, "to byte 512 of shared memory\\. Use a multiple of 1024"},
       {HopperMistake::kMisalignedColumn,
        "from column -4, of 2 bytes each\\. Start at a multiple of 16"},
+      {HopperMistake::kMisalignedBytes, "a bulk load of 24 bytes from .* multiples of 16 bytes"},
       {HopperMistake::kNoProxyFence, "Call FenceProxyAsync\\(\\) in the writing threads"},
       {HopperMistake::kNoWgmmaFence, "without WgmmaFence"},
       {HopperMistake::kNoCommit, "128 wgmmas? in flight|4 wgmmas in flight"},

@@ -93,6 +93,24 @@ __global__ void TmaKernel(HL_GRID_CONSTANT const TensorMap map, int row, int col
   for (int i = static_cast<int>(threadIdx.x); i < 16 * kTile; i += 32) out[i] = tile[i];
 }
 
+__global__ void BulkLoadKernel(const uint32_t* words, uint32_t* out) {
+  HL_DYNAMIC_SMEM(smem);
+  HL_SHARED(full, uint64_t);
+  if (threadIdx.x == 0) {
+    MbarrierInit(&full, 1);
+    MbarrierInitFence();
+    MbarrierArriveExpectTx(&full, 4 * (kBulkFirst + kBulkSecond));
+    // In the order of the source, not of the targets.
+    BulkLoad(smem + 4 * kBulkSecond, words, 4 * kBulkFirst, &full);
+    BulkLoad(smem, words + kBulkFirst, 4 * kBulkSecond, &full);
+  }
+  __syncthreads();
+  MbarrierWait(&full, 0);
+  const auto* const copy = reinterpret_cast<const uint32_t*>(smem);
+  for (int i = static_cast<int>(threadIdx.x); i < kBulkFirst + kBulkSecond; i += 32)
+    out[i] = copy[i];
+}
+
 __global__ void __launch_bounds__(128)
     StoredProductKernel(const uint16_t* a, const uint16_t* b, float* out) {
   HL_DYNAMIC_SMEM(smem);
@@ -189,6 +207,15 @@ void RunTma(TmaCase& io) {
   const TensorMap map = MapOf(matrix.get(), io.rows, io.cols, 16, "matrix");
   Launch({1, 32, 16 * 128, "tma"}, nullptr, TmaKernel, map, io.row, io.col, tile.get());
   tile.Download();
+}
+
+std::vector<uint32_t> RunBulkLoad(const std::vector<uint32_t>& words) {
+  std::vector<uint32_t> source = words, copy(words.size());
+  OnDevice<uint32_t> in(&source), out(&copy);
+  Launch({1, 32, 4 * (kBulkFirst + kBulkSecond), "bulk load"}, nullptr, BulkLoadKernel, in.get(),
+         out.get());
+  out.Download();
+  return copy;
 }
 
 void RunStoredProduct(Product& product) {

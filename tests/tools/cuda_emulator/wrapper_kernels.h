@@ -95,6 +95,10 @@ struct TmaCase {
 };
 void RunTma(TmaCase& io);
 
+// Copies two runs of words to shared memory and back, in exchanged order.
+inline constexpr int kBulkFirst = 68, kBulkSecond = 4;
+std::vector<uint32_t> RunBulkLoad(const std::vector<uint32_t>& words);
+
 // The same product with tiles that ordinary stores write, a proxy fence and wgmma.
 void RunStoredProduct(Product& product);
 void RunProductOfRows(Product& product);  // the second operand is stored by rows

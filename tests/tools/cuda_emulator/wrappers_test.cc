@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -342,6 +343,14 @@ TEST_F(Wrappers90, TmaSwizzlesAndPadsWithZeros) {
       }
     }
   }
+}
+
+TEST_F(Wrappers90, BulkLoadOfContiguousBytes) {
+  std::vector<uint32_t> words;
+  for (uint32_t i = 0; i < kBulkFirst + kBulkSecond; ++i) words.push_back(1 + i);
+  const std::vector<uint32_t> got = RunBulkLoad(words);
+  std::rotate(words.begin(), words.begin() + kBulkFirst, words.end());
+  EXPECT_EQ(got, words);
 }
 
 }  // namespace

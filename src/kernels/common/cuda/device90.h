@@ -188,6 +188,20 @@ HL_DEVICE void TmaLoad2d(void* smem, const TensorMap* map, uint64_t* barrier, in
 #endif
 }
 
+// Copies contiguous bytes from global to shared memory; call it from one thread. Both addresses and
+// `bytes` are multiples of 16. It completes `bytes` on the barrier.
+HL_DEVICE void BulkLoad(void* smem, const void* source, int bytes, uint64_t* barrier HL_LOC) {
+#if HL_EMULATE
+  emu::BulkLoad(smem, source, bytes, barrier, where);
+#else
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+      "[%3];" ::"r"(SmemAddress(smem)),
+      "l"(__cvta_generic_to_global(source)), "r"(bytes), "r"(SmemAddress(barrier))
+      : "memory");
+#endif
+}
+
 // Orders this thread's ordinary stores (and cp.async) to shared memory before a wgmma or TMA that
 // reads them. Each writer calls the fence, then all threads a barrier.
 HL_DEVICE void FenceProxyAsync() {
