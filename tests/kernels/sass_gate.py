@@ -34,7 +34,6 @@ RULES = {
     "ReverseScanKernel": MMA,
     "ChannelReverseScanKernel": MMA,
     "StateScanKernel": MMA,
-    "ChunkStatesKernel": MMA,
     "ChannelStateScanKernel": MMA,
     "delta::PrepareKernel": MMA[:1] + MMA[2:],
     "delta::ScanKernel": MMA[:1] + MMA[2:],
@@ -46,11 +45,13 @@ RULES = {
     "pairs::QueryGradientKernel": MMA,
     "pairs::KeyGradientKernel": MMA,
     "pairs::BiasGradientKernel": MMA,
+    "WarpgroupStatesKernel": WARPGROUPS + (("UBLKCP", "bulk copies of factors"),),
     "WarpgroupScanKernel": WARPGROUPS,
     "WarpgroupGradientsKernel": WARPGROUPS,
 }
 # Kernels that have a body only for one architecture.
-ONLY_FOR = {"WarpgroupScanKernel": "sm_90a", "WarpgroupGradientsKernel": "sm_90a"}
+ONLY_FOR = {"WarpgroupStatesKernel": "sm_90a", "WarpgroupScanKernel": "sm_90a",
+            "WarpgroupGradientsKernel": "sm_90a"}
 # Kernels whose loop over tiles, the innermost with a barrier of the block and products, reads global memory by
 # asynchronous copies, and the most other loads in it: any that a tile wants would be waited for in every tile. These
 # are the entry of a chunk, 24 bytes, which is there a chunk before it is used.
@@ -91,7 +92,8 @@ def parse(lines):
     kernels, arch, current = {}, "", None
     for line in lines:
         if match := ARCH.match(line):
-            arch, current = match[1], None
+            # Some versions of cuobjdump print `arch = sm_90a`, and then `code for sm_90`.
+            arch, current = arch if arch == match[1] + "a" else match[1], None
         elif match := FUNCTION.match(line):
             current = kernels.setdefault((match[1], arch), Kernel())
         elif current is not None and (match := INSTRUCTION.match(line)):

@@ -39,6 +39,10 @@ class SassGateTest(unittest.TestCase):
         self.assertEqual(self.problems(SCAN, GOOD), [])
         self.assertEqual(self.problems(STEP, ["LDG.E R2, desc[UR4][R2.64]", "EXIT"]), [])
 
+    def test_the_architecture_keeps_its_suffix(self):
+        lines = ["arch = sm_90a", *listing(SCAN, GOOD, "sm_90"), "arch = sm_100", *listing(STEP, GOOD, "sm_100")]
+        self.assertEqual(list(sass_gate.parse(lines)), [(SCAN, "sm_90a"), (STEP, "sm_100")])
+
     def test_predicated_instructions_count(self):
         counts = sass_gate.parse(listing(SCAN, GOOD))[SCAN, "sm_90a"]
         self.assertEqual(counts["LDGSTS"], 1)

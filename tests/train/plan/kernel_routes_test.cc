@@ -109,6 +109,8 @@ void ExpectTensorCores(kernels::DecayAttentionArgs args) {
     EXPECT_EQ(plan.forward_warpgroups,
               device.limits.warpgroups && one_factor && args.head_dim_v % 128 == 0);
     EXPECT_EQ(plan.backward_warpgroups, device.limits.warpgroups && one_factor);
+    EXPECT_EQ(kernels::cuda::StatesByWarpgroups(args, plan),
+              device.limits.warpgroups && one_factor);
     EXPECT_LE(ForwardWorkspaceBytes(args, plan), kernels::cuda::WorkspaceLimit(args));
     EXPECT_LE(BackwardWorkspaceBytes(args, plan), kernels::cuda::WorkspaceLimit(args));
   }

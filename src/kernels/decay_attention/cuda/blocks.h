@@ -70,11 +70,12 @@ constexpr int WarpgroupScanBytes(int k, int v) {
   return kWarpgroupStages * (kChunk * (2 * k + v) * 2 + kPairTablesBytes) +
          2 * kChunk * kChunk * 2 + kOutTokens * v * 2;
 }
-// The states of all chunks: stages of x, y and factors.
+// States by wgmma: stages of x, y and the factors of one direction.
 constexpr int kStateBlock = 64, kStateStages = 4;
+constexpr int kStateBlocksPerSm = 3;                      // as many as fit sm_90's shared memory
 constexpr int kChunkFactorsBytes = (2 * kChunk + 4) * 4;  // ChunkFactors
-constexpr int kChunkStatesBytes =
-    kStateStages * (2 * kChunk * kStateBlock * 2 + kChunkFactorsBytes) + kBlockIndexBytes;
+constexpr int kWarpgroupStatesBytes =
+    kStateStages * (2 * kChunk * kStateBlock * 2 + (kChunk + 4) * 4) + kBlockIndexBytes;
 // The wgmma backward, one chunk per block: q, k, v, dout; a state; gradients of scores; tables and
 // sums.
 constexpr int kChunkGradSumsBytes = (8 * kChunk + 4) * 4;  // ChunkGradSums

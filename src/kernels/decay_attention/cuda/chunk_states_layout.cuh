@@ -1,4 +1,4 @@
-// The interface between chunk_states.cuh and warpgroup_gradients.cuh: the layout of factors and
+// The interface between warpgroup_states.cuh and warpgroup_gradients.cuh: the layout of factors and
 // states in global memory, and stores that combine four lanes' accumulators into units of 16 bytes.
 #pragma once
 
@@ -6,24 +6,33 @@
 
 namespace halflife::kernels::decay {
 
-// The decay factors of a chunk's tokens, as in DecayTables.
-struct ChunkFactors {
-  float incoming[kChunk], outgoing_scaled[kChunk];
-  float transition;
-  float padding[3];
+// The decay factors of a chunk, as in DecayTables. A reverse scan reads the first two members, a
+// forward scan the last two.
+struct ThroughFactors {
+  float transition, log2_transition;
+  float padding[2];
 };
+struct ChunkFactors {
+  float incoming[kChunk];
+  ThroughFactors through;
+  float outgoing_scaled[kChunk];
+};
+constexpr int kForwardFactors = kChunk * 4;  // the offset in bytes of what a forward scan reads
 static_assert(sizeof(ChunkFactors) == kChunkFactorsBytes && kChunkFactorsBytes % 16 == 0);
 
-HL_DEVICE int ChunkInBatchTile(const ReverseScanParams& params, int chunk) {
+template <typename Params>
+HL_DEVICE int ChunkInBatchTile(const Params& params, int chunk) {
   return chunk - params.grads.forward.sequence_begin[params.shape.first_sequence];
 }
-// Index into ReverseScanParams::factors, [chunks of the batch tile, H].
-HL_DEVICE int64_t FactorsSlot(const ReverseScanParams& params, int head, int chunk) {
+// Index into the factors, [chunks of the batch tile, H].
+template <typename Params>
+HL_DEVICE int64_t FactorsSlot(const Params& params, int head, int chunk) {
   return int64_t{1} * ChunkInBatchTile(params, chunk) * params.grads.forward.num_heads + head;
 }
 // Index into ReverseScanParams::states and ::adjoints, [chunks of the batch tile, H, slices of K
 // and V].
-HL_DEVICE int64_t StateSlot(const ReverseScanParams& params, int part, int head, int chunk) {
+template <typename Params>
+HL_DEVICE int64_t StateSlot(const Params& params, int part, int head, int chunk) {
   return FactorsSlot(params, head, chunk) * params.shape.num_parts() + part;
 }
 
@@ -41,8 +50,8 @@ struct StateBlock {
   int first_chunk, row_stride;
   int64_t chunk_stride;
 };
-HL_DEVICE StateBlock BlockOf(const ReverseScanParams& params, void* states,
-                             const BlockIndex& block_index) {
+template <typename Params>
+HL_DEVICE StateBlock BlockOf(const Params& params, void* states, const BlockIndex& block_index) {
   const DecayAttentionArgs& args = params.grads.forward;
   const SegmentShape& shape = params.shape;
   const int k = args.head_dim_k / shape.num_key_slices, v = args.head_dim_v / shape.num_slices;

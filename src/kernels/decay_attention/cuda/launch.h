@@ -149,6 +149,7 @@ struct StateScanParams {
   TensorView dout;       // reverse only
   RowScales row_scales;  // reverse only
   const void* operands;  // per-channel decays: the operands of the batch tile, for this direction
+  const void* factors;   // only by warpgroups: as in ReverseScanParams
   SegmentShape shape;
   int checkpoint_every;
   bool reverse;
@@ -157,6 +158,14 @@ struct StateScanParams {
   // `transition_unit`; null: not wanted
   float* log_transition;
   float transition_unit;  // 1 for log2, ln 2 for a natural logarithm
+};
+
+// The decay factors of the chunks of a batch tile, for states by warpgroups.
+struct ChunkFactorsParams {
+  DecayAttentionArgs args;
+  SegmentShape shape;
+  RowScales row_scales;
+  void* factors;  // ChunkFactors [chunks of the batch tile, H]
 };
 
 // Converts the segments' own states into the states before (reverse: after) each, in place.
@@ -246,6 +255,10 @@ template <int kK>
 void LaunchChannelGradients(const ChannelGradientsParams& params, cudaStream_t stream);
 template <int kK, int kV>
 void LaunchReverseScan(const ReverseScanParams& params, int shared_limit, cudaStream_t stream);
+// States by warpgroups, on sm_90 only: of each segment, or before and after each chunk. Both require
+// the factors. Requires route.h's CanUseWgmmaBackward.
+void LaunchChunkFactors(const ChunkFactorsParams& params, cudaStream_t stream);
+void LaunchSegmentStates(const StateScanParams& params, cudaStream_t stream);
 // A backward that computes all states and then the gradients, on sm_90 only. Requires route.h's
 // CanUseWgmmaBackward.
 void LaunchChunkStates(const ReverseScanParams& params, cudaStream_t stream);

@@ -128,9 +128,14 @@ bool CanUseWgmmaBackward(const DecayAttentionArgs& args, const DecayBlock& block
 }
 bool CanUseWgmmaBackward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan) {
   const DecayAttentionArgs& args = grads.forward;
-  return plan.backward_warpgroups &&
-         IsMatrixOfRows(grads.dout, args.batch, args.num_heads, args.head_dim_v) &&
-         HasWholeUnits(grads.dq) && HasWholeUnits(grads.dk) && HasWholeUnits(grads.dv);
+  return plan.backward_warpgroups && CanReadByRows(args, grads.dout) && HasWholeUnits(grads.dq) &&
+         HasWholeUnits(grads.dk) && HasWholeUnits(grads.dv);
+}
+bool StatesByWarpgroups(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
+  return !IsPerChannel(args.decay_kind) && (plan.forward_warpgroups || plan.backward_warpgroups);
+}
+bool CanReadByRows(const DecayAttentionArgs& args, const TensorView& dout) {
+  return IsMatrixOfRows(dout, args.batch, args.num_heads, args.head_dim_v);
 }
 bool CanUseWgmma(const DecayAttentionArgs& args, const DecayBlock& block) {
   return decay::HasFastWarpgroupScan(block.k, block.v) && CanUseWgmmaBackward(args, block);

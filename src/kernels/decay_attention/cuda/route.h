@@ -44,6 +44,12 @@ bool CanUseWgmma(const DecayAttentionArgs& args, const DecayBlock& block);
 bool CanUseWgmmaBackward(const DecayAttentionArgs& args, const DecayBlock& block);
 bool CanUseWgmmaBackward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan);
 
+// Whether the states of segments are scanned by warpgroups: with one decay factor per token, if one
+// of the plan's directions is. A reverse scan also requires CanReadByRows(dout), that is, rows at
+// equal distances.
+bool StatesByWarpgroups(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
+bool CanReadByRows(const DecayAttentionArgs& args, const TensorView& dout);
+
 // The number of slices of a head with blocks of this size; {1, 1} without a block.
 struct Slices {
   int keys, values;  // slices of K, slices of V

@@ -97,16 +97,22 @@ int SharedMemoryLimit() {
 // ---- segments ----
 
 void LaunchStates(const Scan& scan, const decay::StateScanParams& own, cudaStream_t stream) {
+  if (scan.state_warpgroups) {
+    decay::LaunchSegmentStates(own, stream);
+    return;
+  }
   const Instance& instance = FindInstance(scan.block);
   (scan.per_channel() ? instance.channel_state_scan : instance.state_scan)(own, stream);
 }
-decay::StateScanParams MakeStateScanParams(const Scan& scan, const TensorView* dout) {
+decay::StateScanParams MakeStateScanParams(const Scan& scan, const SegmentLayout& layout,
+                                           const TensorView* dout) {
   decay::StateScanParams own = {};
   own.args = scan.args;
   own.reverse = dout != nullptr;
   if (own.reverse) own.dout = *dout;
   own.row_scales = scan.row_scales;
   own.operands = scan.operands;
+  own.factors = At<char>(scan.args.workspace, layout.factors);
   own.shape = scan.Shape();
   own.checkpoint_every = scan.checkpoint_every;
   return own;
@@ -118,7 +124,7 @@ decay::StateScanParams MakeStateScanParams(const Scan& scan, const TensorView* d
 const float* ScanSegments(const Scan& scan, const SegmentLayout& layout, const TensorView* dout,
                           decay::SegmentScanParams over, cudaStream_t stream) {
   const DecayAttentionArgs& args = scan.args;
-  decay::StateScanParams own = MakeStateScanParams(scan, dout);
+  decay::StateScanParams own = MakeStateScanParams(scan, layout, dout);
   own.states = At<float>(args.workspace, layout.states);
   own.log_transition = At<float>(args.workspace, layout.log_transition);
   own.transition_unit = 1;
@@ -178,6 +184,7 @@ Scan MakeScan(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                IsNormalised(args),
                plan.forward_warpgroups,
                plan.backward_warpgroups,
+               StatesByWarpgroups(args, plan),
                {},
                {}};
   scan.args.norm_kind = NormKind::kNone;
@@ -232,9 +239,18 @@ void MakeOperands(const Scan& scan, cudaStream_t stream) {
       .channel_operands({scan.args, scan.Shape(), scan.row_scales, scan.operands}, stream);
 }
 
-void Summarise(const Scan& scan, const SegmentLayout& layout, const TensorView* dout, void* state,
+void MakeFactors(const Scan& scan, const SegmentLayout& layout, cudaStream_t stream) {
+  decay::LaunchChunkFactors(
+      {scan.args, scan.Shape(), scan.row_scales, At<char>(scan.args.workspace, layout.factors)},
+      stream);
+}
+
+void Summarise(const Scan& given, const SegmentLayout& layout, const TensorView* dout, void* state,
                float* log_transition, cudaStream_t stream) {
+  Scan scan = given;
+  if (dout != nullptr && !CanReadByRows(scan.args, *dout)) scan.state_warpgroups = false;
   MakeOperands(scan, stream);
+  if (scan.state_warpgroups) MakeFactors(scan, layout, stream);
   if (scan.num_segments > 1) {
     decay::SegmentScanParams over = {};
     over.final_state = static_cast<float*>(state);
@@ -243,7 +259,7 @@ void Summarise(const Scan& scan, const SegmentLayout& layout, const TensorView* 
     return;
   }
   // the own state of a single segment is the summary
-  decay::StateScanParams own = MakeStateScanParams(scan, dout);
+  decay::StateScanParams own = MakeStateScanParams(scan, layout, dout);
   own.states = static_cast<float*>(state);
   own.log_transition = log_transition;
   own.transition_unit = 0.693147180559945309f;
@@ -285,6 +301,7 @@ void RunForward(const Scan& scan, const SegmentLayout& segments, const TensorVie
   params.checkpoint_every = scan.checkpoint_every;
   params.splits_checkpoints = scan.splits_checkpoints;
   params.operands = scan.operands;
+  if (scan.state_warpgroups && scan.num_segments > 1) MakeFactors(scan, segments, stream);
   params.segment_states = SegmentStates(scan, segments, nullptr, scan.args.initial_state, stream);
   params.out = out;
   params.key_sums = key_sums;
@@ -336,7 +353,10 @@ void RunBackward(const Scan& given, const DecayAttentionGradArgs& grads,
                  cudaStream_t stream) {
   Scan scan = given;
   scan.operands = At<char>(scan.args.workspace, layout.operands);
+  if (!CanReadByRows(scan.args, grads.dout)) scan.state_warpgroups = false;
   MakeOperands(scan, stream);
+  if (scan.backward_warpgroups || (scan.state_warpgroups && scan.num_segments > 1))
+    MakeFactors(scan, layout.segments, stream);
   const Instance& instance = FindInstance(scan.block);
   decay::ReverseScanParams params;
   params.grads = grads;
@@ -349,7 +369,7 @@ void RunBackward(const Scan& given, const DecayAttentionGradArgs& grads,
   params.group = At<char>(scan.args.workspace, layout.group);
   params.states = At<char>(scan.args.workspace, layout.states);
   params.adjoints = At<char>(scan.args.workspace, layout.adjoints);
-  params.factors = At<char>(scan.args.workspace, layout.factors);
+  params.factors = At<char>(scan.args.workspace, layout.segments.factors);
   params.dq = outputs.dq;
   params.dk = outputs.dk;
   params.dv = outputs.dv;

@@ -29,6 +29,7 @@ struct Scan {
   int num_segments, checkpoint_every;
   bool splits_checkpoints;
   bool warpgroups, backward_warpgroups;
+  bool state_warpgroups;        // the states of segments by warpgroups
   decay::RowScales row_scales;  // only in reverse: for the rows of dout
   decay::ValueMean value_mean;  // only in reverse
   void* operands = nullptr;     // per-channel decays: buffer for the operands of the batch tile
@@ -74,6 +75,9 @@ TensorView Partial(const DecayAttentionArgs& args, const BatchTile& batch_tile, 
 
 // Per-channel decays: computes the operands of one direction's scans. Call it before them.
 void MakeOperands(const Scan& scan, cudaStream_t stream);
+
+// States by warpgroups: computes the decay factors of the batch tile's chunks. Call it before them.
+void MakeFactors(const Scan& scan, const SegmentLayout& layout, cudaStream_t stream);
 
 // Computes the state contract of a segment, which its rank sends to other ranks.
 void Summarise(const Scan& scan, const SegmentLayout& layout, const TensorView* dout, void* state,

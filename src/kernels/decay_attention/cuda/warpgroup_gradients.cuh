@@ -1,6 +1,6 @@
 // Gradients of decay attention with one decay factor per token, with Hopper's instructions
 // (sm_90a). All chunks are processed in parallel, one per block, from the states that scans have
-// stored (chunk_states.cuh). One warpgroup does the products. A warp has 16 tokens of every
+// stored (warpgroup_states.cuh). One warpgroup does the products. A warp has 16 tokens of every
 // product, so sums over channels stay in its registers. Blocks on the same multiprocessor hide each
 // other's latency.
 //

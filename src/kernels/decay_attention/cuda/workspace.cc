@@ -62,6 +62,13 @@ SegmentLayout AddSegments(const DecayAttentionArgs& args, int num_sequences, int
   return layout;
 }
 
+void AddFactors(const DecayAttentionArgs& args, int num_sequences, SegmentLayout& layout,
+                Regions& regions) {
+  layout.factors = regions.Add(
+      static_cast<size_t>(decay::MaxStatesInBatchTile(args, num_sequences, /*num_parts=*/1)) *
+      decay::kChunkFactorsBytes);
+}
+
 size_t Rows(const DecayAttentionArgs& args, int batch) {
   return size_t{1} * batch * args.seq_len * args.num_heads;
 }
@@ -113,6 +120,8 @@ void AddScanBackward(const DecayAttentionArgs& args, const DecayAttentionPlan& p
   };
   const size_t pieces = Pieces(args, batch_tile.num_sequences, plan.backward_segments);
   layout.segments = AddSegments(args, batch_tile.num_sequences, plan.backward_segments, regions);
+  if (plan.backward_warpgroups || (StatesByWarpgroups(args, plan) && plan.backward_segments > 1))
+    AddFactors(args, batch_tile.num_sequences, layout.segments, regions);
   layout.operands = regions.Add(OperandBytes(args, batch_tile, plan.backward));
   layout.products = regions.Add(ProductBytes(args, batch_tile, plan.backward));
   const size_t state = size_t{1} * plan.backward.k * plan.backward.v * kHalf;
@@ -121,8 +130,6 @@ void AddScanBackward(const DecayAttentionArgs& args, const DecayAttentionPlan& p
         decay::MaxStatesInBatchTile(args, batch_tile.num_sequences, slices.count());
     layout.states = regions.Add(states * state);
     layout.adjoints = regions.Add(states * state);
-    layout.factors = regions.Add(decay::MaxStatesInBatchTile(args, batch_tile.num_sequences, 1) *
-                                 decay::kChunkFactorsBytes);
   } else {
     layout.group =
         regions.Add(pieces * slices.count() * plan.checkpoint_every * StatesPerChunk(args) * state);
@@ -200,6 +207,8 @@ ForwardLayout MakeForwardLayout(const DecayAttentionArgs& args, const DecayAtten
   const BatchTile batch_tile = LargestBatchTile(args, plan.forward_batch_tiles);
   const size_t slices = SlicesOf(args, plan.forward).keys, rows = Rows(args, batch_tile.num_rows);
   layout.segments = AddSegments(args, batch_tile.num_sequences, plan.num_segments, regions);
+  if (StatesByWarpgroups(args, plan) && plan.num_segments > 1)
+    AddFactors(args, batch_tile.num_sequences, layout.segments, regions);
   layout.operands = regions.Add(OperandBytes(args, batch_tile, plan.forward));
   if (slices > 1) layout.out = regions.Add(slices * rows * args.head_dim_v * sizeof(float));
   if (IsNormalised(args)) {
@@ -231,6 +240,8 @@ ForwardLayout MakeSummaryLayout(const DecayAttentionArgs& args, const DecayAtten
   ForwardLayout layout;
   if (ForwardRoute(args, plan) == Route::kSimt) return layout;
   layout.segments = AddSegments(args, args.num_sequences, plan.num_segments, regions);
+  if (StatesByWarpgroups(args, plan))
+    AddFactors(args, args.num_sequences, layout.segments, regions);
   layout.operands = regions.Add(OperandBytes(args, MakeBatchTile(args, 0, 1), plan.forward));
   if (IsNormalised(args)) layout.normaliser.one = regions.Add(kHalf);
   layout.bytes = regions.bytes();
@@ -246,6 +257,8 @@ BackwardLayout MakeReverseSummaryLayout(const DecayAttentionArgs& args,
     layout.dnorm = regions.Add(factors);
   } else {
     layout.segments = AddSegments(args, args.num_sequences, plan.backward_segments, regions);
+    if (StatesByWarpgroups(args, plan))
+      AddFactors(args, args.num_sequences, layout.segments, regions);
     layout.operands = regions.Add(OperandBytes(args, MakeBatchTile(args, 0, 1), plan.backward));
     layout.normaliser.one = regions.Add(IsNormalised(args) ? kHalf : 0);
     layout.normaliser.factor = regions.Add(factors);

@@ -18,6 +18,8 @@ struct SegmentLayout {
   // [.., K, V] fp32: first the segment's own state, then the state it starts from
   size_t states = 0;
   size_t log_transition = 0;  // [..(, K with per-channel decays)]
+  // By warpgroups: for the chunks of the batch tile. The gradients of chunks also use them.
+  size_t factors = 0;
 };
 // The values minus their mean, and the states derived from them (mean_subtraction.h).
 struct ValueMeanLayout {
@@ -63,7 +65,6 @@ struct BackwardLayout {
   // bf16 states. group: those within a group of chunks, one set per block, as fragments. states and
   // adjoints: with wgmma, S and R of all chunks of the batch tile.
   size_t group = 0, states = 0, adjoints = 0;
-  size_t factors = 0;  // for the chunks of the batch tile
   // fp32 gradients per slice or, for shared heads, per output head. They are summed in the order of
   // the heads and, within a head, in the order of the slices.
   GradientSlices slices;
