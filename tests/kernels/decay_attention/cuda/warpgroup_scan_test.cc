@@ -140,15 +140,20 @@ TEST(CudaWarpgroupScan, TokensAfterAChunkHaveNoEffect) {
   EXPECT_TRUE(std::isnan(poisoned.answer_.out.Get(0, 41, 0, 0)));
 }
 
-// Token 37 is in the middle of its base block of 8, whose pairs are computed together.
+// The tokens are in the middle of a base block of 8, whose pairs are computed together. A lane has an
+// even and an odd key.
 TEST(CudaWarpgroupScan, ANanInAKeyHasNoEffectOnEarlierTokens) {
   const ProblemShape shape = ByWarpgroups({.seq_len = 100, .heads = 1, .dim_v = 128});
-  Problem clean(shape), poisoned(shape);
-  for (int c = 0; c < shape.dim_k; ++c)
-    poisoned.k_.Set(0, 37, 0, c, std::numeric_limits<float>::quiet_NaN());
-  for (Problem* problem : {&clean, &poisoned}) problem->Forward();
-  ExpectSameTokens(poisoned.answer_.out, clean.answer_.out, 0, 37);
-  EXPECT_TRUE(std::isnan(poisoned.answer_.out.Get(0, 37, 0, 0)));
+  Problem clean(shape);
+  clean.Forward();
+  for (const int token : {36, 37}) {
+    Problem poisoned(shape);
+    for (int c = 0; c < shape.dim_k; ++c)
+      poisoned.k_.Set(0, token, 0, c, std::numeric_limits<float>::quiet_NaN());
+    poisoned.Forward();
+    ExpectSameTokens(poisoned.answer_.out, clean.answer_.out, 0, token);
+    EXPECT_TRUE(std::isnan(poisoned.answer_.out.Get(0, token, 0, 0)));
+  }
 }
 
 TEST(CudaWarpgroupScan, TakesWhatBulkCopiesCanRead) {
