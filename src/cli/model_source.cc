@@ -17,11 +17,19 @@
 
 namespace halflife::cli {
 
+at::ScalarType ComputeTypeOn(const Device& device, const std::string& precision) {
+  const bool bf16 = precision == "bf16" || (precision == "auto" && device.is_cuda());
+  return bf16 ? at::kBFloat16 : at::kFloat;
+}
+
 infer::Placement PlacementOf(const ComputeOptions& compute, int local_rank) {
   const Device device = train::ChooseDevice(compute.device, local_rank, "--device");
   train::PrepareDevice(device);
-  return {.device = train::ToTorch(device),
-          .compute_dtype = compute.precision == "bf16" ? at::kBFloat16 : at::kFloat};
+  const infer::Placement placement = {.device = train::ToTorch(device),
+                                      .compute_dtype = ComputeTypeOn(device, compute.precision)};
+  if (compute.precision == "auto" && device.is_cuda())
+    HL_INFO("infer", "computing in bf16 on the GPU. Use --precision fp32 for fp32.");
+  return placement;
 }
 
 infer::LoadedModel LoadAnyModel(const std::filesystem::path& model, const std::string& tokenizer,

@@ -28,6 +28,8 @@ struct SharedFact {
 // differs from rank 0.
 void RequireAlike(dist::RankContext& context, const std::vector<SharedFact>& facts);
 
+// Returns the type of the computation. `precision` is that of ComputeOptions.
+at::ScalarType ComputeTypeOn(const Device& device, const std::string& precision);
 // Returns the placement of this rank of a machine, and makes its GPU current for this thread. Error
 // kEnvironment if a GPU is requested but missing.
 infer::Placement PlacementOf(const ComputeOptions& compute, int local_rank = 0);

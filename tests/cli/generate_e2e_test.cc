@@ -349,6 +349,8 @@ TEST_F(Generate, EvalComputesInTheGivenPrecision) {
   EXPECT_NE(fp32, bf16);
   EXPECT_NEAR(bf16, fp32, 2e-2);
   ExpectExit(Text({"--precision", "bf16"}), 0);
+  EXPECT_EQ(ExpectExit(Text({"--device", "cpu", "--precision", "fp32"}), 0).out,
+            ExpectExit(Text({"--device", "cpu"}), 0).out);
 }
 
 TEST_F(Generate, AGpuThatIsNotThereIsRefused) {

@@ -217,8 +217,15 @@ void AddCompute(OptionDeclarer& declare, ComputeOptions& compute) {
           "Device of the computation. auto: a GPU if one is visible; the ranks of a machine use "
           "different GPUs",
           OneOf({"auto", "cpu", "cuda"}));
-  declare("--precision", compute.precision,
-          "Type of the computation, like train.precision in training", OneOf({"fp32", "bf16"}));
+  if (compute.precision == "auto") {
+    declare("--precision", compute.precision,
+            "Type of the computation, like train.precision in training. auto: bf16 on a GPU, fp32 "
+            "on the CPU",
+            OneOf({"auto", "fp32", "bf16"}));
+  } else {
+    declare("--precision", compute.precision,
+            "Type of the computation, like train.precision in training", OneOf({"fp32", "bf16"}));
+  }
 }
 
 }  // namespace halflife::cli
