@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "ops/linear/float8_linear.h"
 #include "ops/linear/right_operand.h"
 #include "ops/linear/weight_product.h"
 #include "ops/linear/weight_sums.h"
@@ -31,21 +32,43 @@ namespace {
 struct WeightGroup {
   std::vector<size_t> numbers;  // indices of the weights, in the order of their rows in `matrix`
   at::Tensor matrix;
+  Float8Weights* float8 = nullptr;  // not null: an FP8 product
 };
 
-// If products are joined, groups weights that are adjacent in memory (the arena stores those of one
-// part so). Otherwise each weight is a group.
-std::vector<WeightGroup> GroupWeights(const at::Tensor& x, at::TensorList weights) {
-  std::vector<WeightGroup> groups;
-  if (!JoinsProducts(x)) {
-    for (size_t i = 0; i < weights.size(); ++i)
-      groups.push_back({.numbers = {i}, .matrix = weights[i]});
-    return groups;
-  }
-  for (const std::vector<size_t>& numbers : AdjacentRowGroups(weights)) {
+// Groups weights that are adjacent in memory (the arena stores those of one part so).
+void AddAdjacent(at::TensorList weights, const std::vector<size_t>& numbers, Float8Weights* float8,
+                 std::vector<WeightGroup>& groups) {
+  Tensors chosen;
+  for (const size_t i : numbers) chosen.push_back(weights[i]);
+  for (const std::vector<size_t>& run : AdjacentRowGroups(chosen)) {
+    WeightGroup group = {.numbers = {}, .matrix = {}, .float8 = float8};
     Tensors rows;
-    for (const size_t i : numbers) rows.push_back(weights[i]);
-    groups.push_back({.numbers = numbers, .matrix = rows.size() > 1 ? JoinRows(rows) : rows[0]});
+    for (const size_t i : run) {
+      group.numbers.push_back(numbers[i]);
+      rows.push_back(chosen[i]);
+    }
+    group.matrix = rows.size() > 1 ? JoinRows(rows) : rows[0];
+    groups.push_back(std::move(group));
+  }
+}
+
+// If products are joined, groups weights that are adjacent in memory. Otherwise each weight is a
+// group. FP8 weights are grouped on every device, because the rows of dy and of W^T, which have one
+// scale each, are those of the group.
+std::vector<WeightGroup> GroupWeights(const at::Tensor& x, at::TensorList weights) {
+  std::vector<size_t> in_float8, others;
+  Float8Weights* float8 = nullptr;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    Float8Weights* const of_weight = Float8WeightsFor(x, weights[i]);
+    (of_weight != nullptr ? in_float8 : others).push_back(i);
+    if (of_weight != nullptr) float8 = of_weight;
+  }
+  std::vector<WeightGroup> groups;
+  AddAdjacent(weights, in_float8, float8, groups);
+  if (JoinsProducts(x)) {
+    AddAdjacent(weights, others, nullptr, groups);
+  } else {
+    for (const size_t i : others) groups.push_back({.numbers = {i}, .matrix = weights[i]});
   }
   return groups;
 }
@@ -59,22 +82,53 @@ at::Tensor PlainForward(const at::Tensor& x, const at::Tensor& weight) {
   return rows.view(shape);
 }
 
+// x [..., D], matrices [out_i, D] -> [..., out_i].
+Tensors MatrixProducts(const at::Tensor& x, const Tensors& matrices) {
+  if (UsesWidened(x, matrices)) return WidenedForward(x, matrices);
+  Tensors products;
+  for (const at::Tensor& matrix : matrices) products.push_back(PlainForward(x, matrix));
+  return products;
+}
+
+// a [rows, width], b [columns, width] -> a b^T in bf16.
+at::Tensor Float8Product(const Float8Matrix& a, const Float8Matrix& b, bool fast) {
+  return a.factors.defined() ? ScaledProduct(a, b, fast) : MatrixProducts(a.values, {b.values})[0];
+}
+
+// The products of x with the matrices of groups.
+Tensors GroupProducts(const at::Tensor& x, const std::vector<WeightGroup>& groups) {
+  Tensors products(groups.size()), matrices;
+  std::optional<Float8Matrix> rows;
+  std::vector<int64_t> shape = x.sizes().vec();
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const WeightGroup& group = groups[i];
+    if (group.float8 == nullptr) {
+      matrices.push_back(group.matrix);
+      continue;
+    }
+    if (!rows) rows = ToFloat8(x.flatten(0, -2));
+    shape.back() = group.matrix.size(0);
+    products[i] = Float8Product(*rows, group.float8->Rows(group.matrix), /*fast=*/true).view(shape);
+  }
+  Tensors others = matrices.empty() ? Tensors() : MatrixProducts(x, matrices);
+  size_t next = 0;
+  for (at::Tensor& product : products)
+    if (!product.defined()) product = std::move(others[next++]);
+  return products;
+}
+
 Tensors Forward(const at::Tensor& x, at::TensorList weights) {
   const std::vector<WeightGroup> groups = GroupWeights(x, weights);
-  Tensors matrices, products;
-  for (const WeightGroup& group : groups) matrices.push_back(group.matrix);
-  if (UsesWidened(x, matrices)) {
-    products = WidenedForward(x, matrices);
-  } else {
-    for (const at::Tensor& matrix : matrices) products.push_back(PlainForward(x, matrix));
-  }
+  const Tensors products = GroupProducts(x, groups);
   Tensors outs(weights.size());
   for (size_t i = 0; i < groups.size(); ++i) {
     std::vector<int64_t> widths;
     for (const size_t number : groups[i].numbers) widths.push_back(weights[number].size(0));
     const Tensors parts = widths.size() > 1 ? at::unsafe_split_with_sizes(products[i], widths, -1)
                                             : Tensors{products[i]};
-    for (size_t j = 0; j < parts.size(); ++j) outs[groups[i].numbers[j]] = parts[j];
+    // Consumers on the CPU expect dense outputs.
+    for (size_t j = 0; j < parts.size(); ++j)
+      outs[groups[i].numbers[j]] = JoinsProducts(x) ? parts[j] : parts[j].contiguous();
   }
   return outs;
 }
@@ -148,6 +202,7 @@ struct Products {
   void Add(const BackwardOf<LinearOp>& call, const WeightGroup& group) {
     LinearProduct product = {
         .weights = {}, .matrix = group.matrix, .dy = {}, .wants_dweights = false};
+    if (!c10::GradMode::is_enabled()) product.float8 = group.float8;
     Tensors dys;
     for (const size_t i : group.numbers) {
       product.weights.push_back(call.saved.weights[i]);
@@ -176,7 +231,8 @@ Products FindProducts(const BackwardOf<LinearOp>& call) {
       continue;
     }
     for (const size_t i : group.numbers)
-      if (dys[i].defined()) result.Add(call, {.numbers = {i}, .matrix = weights[i]});
+      if (dys[i].defined())
+        result.Add(call, {.numbers = {i}, .matrix = weights[i], .float8 = group.float8});
   }
   return result;
 }
@@ -197,8 +253,8 @@ at::Tensor ToAccumulator(const at::Tensor& others) {
   return own && others.is_contiguous() ? others : others.clone(at::MemoryFormat::Contiguous);
 }
 
-LinearGrads Backward(const at::Tensor& x, std::vector<LinearProduct> products, bool widened,
-                     const InputGradient& of_x) {
+LinearGrads UnroundedBackward(const at::Tensor& x, std::vector<LinearProduct> products,
+                              bool widened, const InputGradient& of_x) {
   const at::Tensor rows = x.flatten(0, -2);
   const bool dense = !widened && RowStride(rows).has_value();
   LinearGradCall call = {.x = dense ? rows : rows.contiguous(),
@@ -217,6 +273,43 @@ LinearGrads Backward(const at::Tensor& x, std::vector<LinearProduct> products, b
   if (grads.dx.defined()) grads.dx = grads.dx.view(x.sizes());
   if (grads.dx.defined() && of_x.others != nullptr && !joins) grads.dx = grads.dx + *of_x.others;
   return grads;
+}
+
+// FP8 products: dx from rows of dy and of W^T that are rounded to e4m3, the gradients of weights
+// from dy and x as they are.
+LinearGrads Float8Backward(const at::Tensor& x, std::vector<LinearProduct> products, bool widened,
+                           bool wants_dx) {
+  at::Tensor dx;
+  for (const LinearProduct& product : products) {
+    if (!wants_dx) break;
+    const at::Tensor part = Float8Product(ToFloat8(product.dy),
+                                          product.float8->Columns(product.matrix), /*fast=*/false);
+    dx.defined() ? dx.add_(part) : dx = part;
+  }
+  LinearGrads grads = UnroundedBackward(x, std::move(products), widened, {.wanted = false});
+  if (dx.defined()) grads.dx = dx.view(x.sizes());
+  return grads;
+}
+
+LinearGrads Backward(const at::Tensor& x, std::vector<LinearProduct> products, bool widened,
+                     const InputGradient& of_x) {
+  std::vector<size_t> in_float8, others;
+  for (size_t i = 0; i < products.size(); ++i)
+    (products[i].float8 != nullptr ? in_float8 : others).push_back(i);
+  if (in_float8.empty()) return UnroundedBackward(x, std::move(products), widened, of_x);
+  const auto take = [&](const std::vector<size_t>& numbers) {
+    std::vector<LinearProduct> taken;
+    for (const size_t i : numbers) taken.push_back(std::move(products[i]));
+    return taken;
+  };
+  LinearGrads own = Float8Backward(x, take(in_float8), widened, of_x.wanted), result;
+  if (!others.empty()) result = UnroundedBackward(x, take(others), widened, of_x);
+  std::vector<Tensors> dweights(in_float8.size() + others.size());
+  for (size_t i = 0; i < in_float8.size(); ++i) dweights[in_float8[i]] = own.dweights[i];
+  for (size_t i = 0; i < others.size(); ++i) dweights[others[i]] = result.dweights[i];
+  result.dweights = std::move(dweights);
+  if (own.dx.defined()) result.dx.defined() ? result.dx.add_(own.dx) : result.dx = own.dx;
+  return result;
 }
 
 // `dx` is the output buffer of the gradient of x.
@@ -326,8 +419,9 @@ SplitLinearOp::Inputs PartsBackward(const BackwardOf<SplitLinearOp>& call, const
   if (products.empty())
     return {.x = others != nullptr ? *others : at::Tensor(),
             .weight = sums ? sums->Finish()[0] : at::Tensor()};
-  LinearGrads grads = Backward(x, std::move(products), UsesWidened(x, {weight}),
-                               {.wanted = call.Wants(&SplitLinearOp::Inputs::x), .others = others});
+  LinearGrads grads =
+      UnroundedBackward(x, std::move(products), UsesWidened(x, {weight}),
+                        {.wanted = call.Wants(&SplitLinearOp::Inputs::x), .others = others});
   const at::Tensor dweight = sums            ? sums->Finish()[0]
                              : wants_dweight ? grads.dweights[0][0]
                                              : at::Tensor();
@@ -350,8 +444,8 @@ SplitLinearOp::Outputs SplitProduct(const at::Tensor& x, const at::Tensor& weigh
                                     const SplitSpec& split) {
   const auto forward = [&]() -> ForwardOf<SplitLinearOp> {
     return {.outputs = {.x = split.passes_x ? x : at::Tensor(),
-                        .parts = split.one ? at::unsafe_split_with_sizes(Forward(x, {weight})[0],
-                                                                         split.widths, -1)
+                        .parts = split.one ? at::unsafe_split_with_sizes(
+                                                 MatrixProducts(x, {weight})[0], split.widths, -1)
                                            : Forward(x, weight.split_with_sizes(split.widths, 0))},
             .saved = {.x = x, .weight = weight},
             .backward = [split](const auto& call) { return PartsBackward(call, split); }};
@@ -448,7 +542,8 @@ std::vector<LinearPart> SharedInputParts(const at::Tensor& x,
     Tensors of_run;
     for (const size_t i : group.numbers) of_run.push_back(outs[i]);
     std::vector<LinearPart> columns = WithColumns(of_run);
-    if (columns.size() == 1) columns[0].gradient = {};
+    if (columns.size() == 1 || !JoinsProducts(x))
+      for (LinearPart& part : columns) part.gradient = {};
     for (size_t j = 0; j < columns.size(); ++j) parts[group.numbers[j]] = columns[j];
   }
   return parts;

@@ -8,6 +8,8 @@
 
 namespace halflife::ops {
 
+class Float8Weights;
+
 // ---- inputs and results of a backward, which linear.cc uses for every dtype and device ----
 
 // y = x matrix^T, for one weight or several that are adjacent in memory.
@@ -20,6 +22,7 @@ struct LinearProduct {
   // `added`: add to its contents.
   at::Tensor sum = {};
   bool added = false;
+  Float8Weights* float8 = nullptr;  // not null: dx is an FP8 product
 };
 struct LinearGradCall {
   at::Tensor x;  // [tokens, D], elements of a row adjacent
