@@ -158,6 +158,19 @@ kernels::DeviceLimits GpuLimits([[maybe_unused]] Device device) {
   return kHopper;
 }
 
+int ComputeCapability([[maybe_unused]] Device device) {
+#ifdef HALFLIFE_WITH_CUDA
+  if (device.is_cuda()) {
+    cudaDeviceProp properties{};
+    HL_CHECK_AS(ExitCode::kEnvironment,
+                cudaGetDeviceProperties(&properties, device.index) == cudaSuccess,
+                "the properties of GPU ", device.index, " cannot be read. Check nvidia-smi.");
+    return 10 * properties.major + properties.minor;
+  }
+#endif
+  return 0;
+}
+
 uint64_t PeakMemoryBytes([[maybe_unused]] Device device) {
 #ifdef HALFLIFE_WITH_CUDA
   if (device.is_cuda()) {

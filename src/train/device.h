@@ -72,6 +72,9 @@ uint64_t DeviceMemoryBytes(Device device);
 // those of an H100, for plans without a GPU.
 kernels::DeviceLimits GpuLimits(Device device);
 
+// Returns 10 x major + minor of the GPU's compute capability (90 for an H100), or 0 for the CPU.
+int ComputeCapability(Device device);
+
 // Returns the highest resident (CPU) or allocated (CUDA) number of bytes of this process so far.
 uint64_t PeakMemoryBytes(Device device);
 

@@ -68,6 +68,7 @@ void VisitLoop(const Direction& direction, proto::TrainConfig& m, LoopConfig& c)
   HL_FIELD(m, cuda_graphs, c.cuda_graphs);
   HL_FIELD(m, patience, c.patience);
   HL_FIELD(m, spike_sigmas, c.spike_sigmas);
+  HL_FIELD((*m.mutable_fp8()), min_width, c.fp8.min_width);
 }
 
 template <typename Direction>

@@ -88,6 +88,10 @@ struct OptimizerConfig {
   }
 };
 
+struct Float8Config {
+  int64_t min_width = 1024;
+};
+
 struct LoopConfig {
   int64_t steps = 1000;
   int64_t global_batch = 8;
@@ -108,6 +112,10 @@ struct LoopConfig {
   bool cuda_graphs = false;
   int64_t patience = 0;
   double spike_sigmas = 0;
+  Float8Config fp8;
+
+  // fp8 differs from bf16 only in the products of some layers.
+  bool computes_in_bf16() const { return precision != "fp32"; }
 };
 
 // A validation set in addition to the split of data.path.

@@ -112,7 +112,8 @@ void CheckLoop(const RunConfig& c, int world_size, Problems& problems) {
                t.micro_batch, " x ", world_size, sp > 1 ? Concat(" / ", sp) : "", " = ", unit));
   }
   problems.Require(t.z_loss >= 0, "train.z_loss", t.z_loss, "a number >= 0");
-  problems.OneOf("train.precision", t.precision, {"fp32", "bf16"});
+  problems.OneOf("train.precision", t.precision, {"fp32", "bf16", "fp8"});
+  problems.Require(t.fp8.min_width >= 16, "train.fp8.min_width", t.fp8.min_width, "a number >= 16");
   problems.OneOf("train.device", t.device, {"auto", "cpu", "cuda"});
   problems.OneOf("train.on_nonfinite", t.on_nonfinite, {"skip", "stop"});
   problems.Require(t.max_skips >= 0, "train.max_skips", t.max_skips, "a number >= 0");
@@ -302,6 +303,8 @@ void CheckLora(const RunConfig& c, Problems& problems) {
   const bool lora = c.lora.rank > 0;
   problems.Require(!lora || c.optimizer.algorithm.name() != "muon", "optimizer.algorithm", "muon",
                    "adamw with lora.rank above 0: A and B are not matrices of hidden layers");
+  problems.Require(!lora || c.train.precision != "fp8", "train.precision", "fp8",
+                   "bf16 with lora.rank above 0");
   problems.Require(!lora || c.optimizer.ema_decay == 0, "optimizer.ema_decay",
                    c.optimizer.ema_decay,
                    "0 with lora.rank above 0: averages of A and B cannot be merged");

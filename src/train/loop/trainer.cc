@@ -119,6 +119,7 @@ Trainer::Trainer(RunConfig config, Device device, RunFolder folder, dist::RankCo
   if (context.rank() == 0) WarnOfShortDocuments(config_, data_.training().info());
   RequireMemory(config_, model_, CurrentTarget(config_, context.world_size(), context.local_size()),
                 context.rank());
+  RequireFloat8(config_, model_.parameters().specs(), ComputeCapability(device_));
   const ParameterArena::Config arena =
       ParameterArena::Of(config_, model_, ToTorch(device_), context.rank(), context.world_size());
   if (config_.lora.rank > 0) {
@@ -400,6 +401,9 @@ void Trainer::WriteRunFiles() {
     samples_ = std::make_unique<RunLines>(folder_.path() / "samples.jsonl");
   }
   HL_INFO("train", PlanSummary(config_, model_, context_.world_size()));
+  if (config_.train.precision == "fp8")
+    HL_INFO("train",
+            "multiplied in FP8: ", DescribeFloat8(config_.train, model_.parameters().specs()));
 }
 
 // Rank 0 warns if the schedule does not fit the run's length, or does not continue the learning

@@ -13,6 +13,7 @@
 #include "train/config/plan.h"
 #include "train/device.h"
 #include "train/lora/lora.h"
+#include "train/step/float8_layers.h"
 #include "train/step/matrix_exchange.h"
 #include "train/step/parameter_units.h"
 
@@ -35,7 +36,7 @@ class ArenaPlan {
   ArenaPlan(const RunConfig& config, const model::LanguageModel& model, const LoraSizes* lora,
             int world_size)
       : parallel_(config.parallel),
-        bf16_(config.train.precision == "bf16" && lora == nullptr),
+        bf16_(config.train.computes_in_bf16() && lora == nullptr),
         world_size_(world_size),
         slices_(parallel_.zero_stage > 0 ? world_size : 1),
         shards_(parallel_.zero_stage > 0 ? parallel_.shard_ranks(world_size) : 1),
@@ -168,7 +169,7 @@ MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model
   const int64_t slice = model::CutRow(config.data.seq_len, config.parallel.row_ranks(),
                                       model::SequenceParallel::kAlign)[0];
   const int64_t tokens = config.train.micro_batch * slice;
-  const bool bf16 = config.train.precision == "bf16";
+  const bool bf16 = config.train.computes_in_bf16();
   const int bytes_per_element = bf16 ? 2 : 4;
   const ArenaPlan arena(config, model, lora ? &of_lora : nullptr, world_size);
   // Levels of the pairwise sum of micro-batches (GradientSync).
@@ -197,7 +198,8 @@ MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model
   return {
       .main_and_optimizer = arena.MainAndStates(main_and_states),
       .gradients = gradients,
-      .compute_copy = arena.Copy(),
+      .compute_copy =
+          arena.Copy() + Float8Bytes(config, model.parameters().specs(), RunsOnGpu(config)),
       // The gradient of the largest target exists while it is passed to A and B.
       .frozen = bytes_per_element * static_cast<double>(of_lora.frozen_compute + of_lora.targets) +
                 4 * static_cast<double>(of_lora.frozen_fp32 + of_lora.largest_target),
@@ -303,6 +305,11 @@ std::string PlanText(const RunConfig& config, const model::LanguageModel& model,
   const int64_t trained =
       config.lora.rank > 0 ? SizesOfLora(config.lora, model).trained : count.total();
   if (config.lora.rank > 0) row("trained by LoRA", Concat(parameters(trained), " (", trained, ")"));
+
+  if (config.train.precision == "fp8") {
+    RequireFloat8(config, model.parameters().specs(), /*compute_capability=*/0);
+    row("multiplied in FP8", DescribeFloat8(config.train, model.parameters().specs()));
+  }
 
   const MemoryPlan memory = PlanMemory(config, model, world_size);
   out << "memory on each rank\n";

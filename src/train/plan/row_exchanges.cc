@@ -69,7 +69,7 @@ int RowRehearsals::Threads(int64_t batch) const {
 
 RowExchanges RowRehearsals::Rehearse(int64_t layer, int64_t batch,
                                      const std::vector<int64_t>& lengths) const {
-  const at::ScalarType compute = config_.train.precision == "bf16" ? at::kBFloat16 : at::kFloat;
+  const at::ScalarType compute = config_.train.computes_in_bf16() ? at::kBFloat16 : at::kFloat;
   const LoneMixer alone(config_, layer, compute);
   dist::Rehearsal rehearsal;
   const auto comm = rehearsal.MakeGroup(sp_index_, config_.parallel.row_ranks(), "rows");

@@ -10,6 +10,7 @@
 #include "model/sequence_parallel.h"
 #include "train/config/plan.h"
 #include "train/step/arena_optimizer.h"
+#include "train/step/float8_layers.h"
 #include "train/step/gradient_sync.h"
 #include "train/step/matrix_exchange.h"
 #include "train/step/parameter_arena.h"
@@ -25,7 +26,7 @@ class Pieces {
   Pieces(const RunConfig& config, const model::LanguageModel& model, int64_t tokens,
          const std::vector<double>& mixing, double updated_elements)
       : num_layers_(config.model.num_layers), params_(config.model.num_layers + 2) {
-    const bool bf16 = config.train.precision == "bf16";
+    const bool bf16 = config.train.computes_in_bf16();
     const double element = bf16 ? 2 : 4;
     const model::Recompute recompute = RecomputeOf(config);
     const auto rows = static_cast<double>(tokens);
@@ -142,6 +143,8 @@ class RankRehearsal {
       step_.main_and_optimizer_bytes += bytes(*array.tensor);
     step_.gradient_bytes = bytes(arena_.grads()) + static_cast<double>(gradients_.wire_bytes());
     if (arena_.compute_copy().defined()) step_.compute_copy_bytes = bytes(arena_.compute_copy());
+    step_.compute_copy_bytes += Float8Bytes(config_, model_.parameters().specs(),
+                                            /*on_gpu=*/config_.train.device == "cuda");
     if (arena_.units() != nullptr) step_.unit_bytes = static_cast<double>(arena_.units()->bytes());
     if (matrices_) step_.matrix_buffer_bytes = static_cast<double>(matrices_->buffer_bytes());
     step_.bucket_slot_bytes = static_cast<double>(gradients_.most_bucket_bytes());

@@ -37,7 +37,7 @@ ParameterArena::Config ParameterArena::Of(const RunConfig& config,
                                           int rank, int world_size) {
   const ParallelConfig& parallel = config.parallel;
   return {.device = device,
-          .compute_dtype = config.train.precision == "bf16" ? at::kBFloat16 : at::kFloat,
+          .compute_dtype = config.train.computes_in_bf16() ? at::kBFloat16 : at::kFloat,
           .layout = {.first_bucket_bytes = parallel.first_bucket_bytes,
                      .bucket_bytes = parallel.bucket_bytes_of(
                          world_size, 4 * model.parameters().num_elements()),

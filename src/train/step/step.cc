@@ -70,6 +70,7 @@ StepRunner::StepRunner(const RunConfig& config, model::LanguageModel& model, Par
       device_(device),
       rows_(ShareRows(config, context, device)),
       groups_(MakeGroups(config, context)),
+      float8_(config, model.parameters()),
       gradients_(arena, groups_.Of(context.world()), GradientSync::Options::Of(config)),
       norm_(OwnGradients(), arena.grads()),
       optimizer_(arena, config.optimizer, groups_.Slices(context.world())),
@@ -105,6 +106,7 @@ std::vector<dist::Fragment> StepRunner::OwnGradients() const {
 }
 
 void StepRunner::ShareParameters() {
+  float8_.Invalidate();
   if (!gather_) return;
   StartGather();
   gather_->AwaitAll();
@@ -187,6 +189,7 @@ at::Tensor StepRunner::ReplayMicroBatch(const eval::BatchTensors& batch, int64_t
                                         int64_t count) {
   if (index == 0) {
     AwaitParameters();
+    float8_.Refresh();  // the recorded graph reads the copies
     arena_.grads().zero_();
   }
   if (device_.is_cuda()) Enter("forward");  // a replay on the GPU does not call Differentiate
@@ -343,6 +346,7 @@ StepResult StepRunner::Run(int64_t step, uint64_t& num_updates, const StepScalar
     if (before_update) before_update();
     optimizer_.Update(result.lr, to_mean * result.clip_factor, ++num_updates);
     lora_is_stale_ = true;
+    float8_.Invalidate();
     StartGather();
   }
   result.data_wait_seconds = source_.TakeWaitSeconds();

@@ -21,6 +21,7 @@
 #include "train/config/run_config.h"
 #include "train/lora/lora.h"
 #include "train/step/arena_optimizer.h"
+#include "train/step/float8_layers.h"
 #include "train/step/gradient_norm.h"
 #include "train/step/gradient_sync.h"
 #include "train/step/micro_batch_graph.h"
@@ -137,6 +138,7 @@ class StepRunner {
   static Groups MakeGroups(const RunConfig& config, dist::RankContext& context);
 
   Groups groups_;
+  Float8Layers float8_;
   GradientSync gradients_;
   std::optional<dist::ParameterGather> gather_;  // set if each rank updates only its slices
   std::optional<dist::UnitGather> units_;        // with ZeRO stage 3

@@ -72,7 +72,7 @@ TEST(ForeignNames, SomeAnswers) {
   EXPECT_EQ(answer("", "Learning-Rate", kSet), "Use --set optimizer.lr=3e-4.");
   EXPECT_EQ(
       answer("train", "mixed_precision", kSet),
-      "Use --set train.precision=bf16. It is fp32 or bf16. The main weights are always fp32.");
+      "Use --set train.precision=bf16. It is fp32, bf16 or fp8. The main weights are always fp32.");
   EXPECT_EQ(answer("", "attention", kSet),
             "Use --set 'model.mixer={ gla {} }'. `halflife mixers` lists the mixers.");
   EXPECT_EQ(answer("model.mixer", "attention", kFile), "Use model { mixer { softmax {} } }.");

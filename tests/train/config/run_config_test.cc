@@ -295,7 +295,7 @@ TEST(RunConfig, ValidateListsEveryProblemAtOnce) {
   EXPECT_HL_ERROR(Validate(config, 2), ExitCode::kUsage, "optimizer.lr: -1",
                   "train.global_batch: 6. Use a multiple of micro_batch x ranks = 2 x 2 = 4",
                   "schedule.kind: 'step'. Use one of cosine, linear, constant, wsd",
-                  "ckpt.keep_last: 1", "train.precision: 'fp16'. Use one of fp32, bf16",
+                  "ckpt.keep_last: 1", "train.precision: 'fp16'. Use one of fp32, bf16, fp8",
                   "train.recompute: 'all'. Use one of none, mixer, block",
                   "parallel.sp: 3. Use a divisor of the number of ranks, 2",
                   "parallel.grad_reduce: 'fp16'. Use one of fp32, bf16");

@@ -117,6 +117,20 @@ TEST_F(OptimizerRunTest, MuonLearnsAndResumesOnAnyMesh) {
   }
 }
 
+// FP8 has no state of its own: a checkpoint has the arrays of any other run.
+TEST_F(OptimizerRunTest, Float8ResumesInBitsOnAnyMesh) {
+  const std::vector<std::string> float8 = {"train.precision=fp8", "train.fp8.min_width=16"};
+  ASSERT_EQ(Train(1, float8), ExitCode::kFinished);
+  const Arrays whole = ArraysOf(6);
+  EXPECT_LT(Open(6).state().metrics.at("loss"), Open(1).state().metrics.at("loss") - 0.1);
+  EXPECT_THAT(Open(6).manifest().array_names(), ElementsAre("main", "optim/m", "optim/v"));
+  for (const Mesh& mesh : {Mesh{1, 0}, Mesh{2, 1}, Mesh{4, 3}}) {
+    SCOPED_TRACE(Concat(mesh.ranks, " ranks, stage ", mesh.stage));
+    ASSERT_EQ(Train(mesh.ranks, On(mesh, float8), "step=3"), ExitCode::kFinished);
+    EXPECT_EQ(ArraysOf(6), whole);
+  }
+}
+
 TEST_F(OptimizerRunTest, MuonIsNotContinuedByAnotherOptimizer) {
   const std::vector<std::string> adamw = {"train.steps=2"};
   ASSERT_EQ(Train(1, adamw), ExitCode::kFinished);

@@ -139,6 +139,11 @@ TEST_F(ZeroMeshes, EveryMeshHasTheLossesOfAHybridInBf16) {
                     kSmallMeshes);
 }
 
+TEST_F(ZeroMeshes, EveryMeshHasTheLossesOfFloat8) {
+  ExpectEqualLosses({"train.precision=fp8", "train.fp8.min_width=16", "train.recompute=mixer"},
+                    {{2, 1, 2}, {2, 3, 1}, {4, 0, 4}, {4, 2, 2}, {4, 3, 2}});
+}
+
 // Whole matrices are brought together from the slices of any mesh.
 TEST_F(ZeroMeshes, EveryMeshHasTheLossesOfMuon) {
   ExpectEqualLosses({"optimizer.algorithm=muon", "optimizer.ema_decay=0.9"}, kSmallMeshes);

@@ -410,6 +410,19 @@ struct ZeroCase {
   std::string name() const { return Concat(world, " ranks, stage ", stage, ", shard ", shard); }
 };
 
+// Each row is rounded by itself, so no bit depends on ranks, stages or recomputation. Stage 3 makes
+// the FP8 copies of weights at each use, the others once an update.
+TEST_F(StepTest, Float8HasTheSameBitsOnEveryMesh) {
+  const std::vector<std::string> float8 = {"train.precision=fp8", "train.fp8.min_width=16"};
+  const Outcome want = Train(4, 5, float8);
+  EXPECT_NE(want.main, Train(4, 5, {"train.precision=bf16"}).main);
+  for (const ZeroCase& mesh : {ZeroCase{1, 0, 0}, ZeroCase{2, 1, 2}, ZeroCase{4, 2, 1},
+                               ZeroCase{4, 3, 4}, ZeroCase{4, 3, 2, {"train.recompute=block"}}}) {
+    SCOPED_TRACE(mesh.name());
+    ExpectSameBits(Train(mesh.world, 5, mesh.All(float8)), want);
+  }
+}
+
 // Shard groups of 2^k ranks are subtrees of the sum. Stages 2 and 3 sum micro-batches after shard
 // groups, so only one micro-batch per rank has equal bits.
 TEST_F(StepTest, ShardGroupsChangeNoBit) {
@@ -559,6 +572,7 @@ TEST_F(StepTest, GraphsOfMicroBatchesChangeNoBit) {
   for (const Case& one :
        {Case{1, mqar, 7}, Case{1, with("train.precision=bf16"), 7},
         Case{1, with("train.recompute=block"), 7}, Case{1, {"train.micro_batch=4"}, 4},
+        Case{1, {"train.precision=fp8", "train.fp8.min_width=16", "train.micro_batch=4"}, 4},
         Case{2, with("train.micro_batch=2"), 3}, Case{2, with("parallel.zero_stage=1"), 3}}) {
     std::vector<std::string> settings = one.settings;
     if (one.world == 2) settings.emplace_back("train.micro_batch=2");
