@@ -35,6 +35,9 @@ RULES = {
     "ChannelReverseScanKernel": MMA,
     "StateScanKernel": MMA,
     "ChannelStateScanKernel": MMA,
+    "ChannelChunkOperandsKernel": MMA,
+    "ChannelChunkStateScanKernel": MMA,
+    "ChannelWarpgroupScanKernel": MMA[1:2] + (("HGMMA", "wgmma"), ("UTMALDG", "bulk copies")),
     "delta::PrepareKernel": MMA[:1] + MMA[2:],
     "delta::ScanKernel": MMA[:1] + MMA[2:],
     "delta::OutputKernel": MMA[:1] + MMA[2:],
@@ -50,7 +53,7 @@ RULES = {
     "WarpgroupGradientsKernel": WARPGROUPS,
 }
 # Kernels that have a body only for one architecture.
-ONLY_FOR = {"WarpgroupStatesKernel": "sm_90a", "WarpgroupScanKernel": "sm_90a",
+ONLY_FOR = {"WarpgroupStatesKernel": "sm_90a", "WarpgroupScanKernel": "sm_90a", "ChannelWarpgroupScanKernel": "sm_90a",
             "WarpgroupGradientsKernel": "sm_90a"}
 # Kernels whose loop over tiles, the innermost with a barrier of the block and products, reads global memory by
 # asynchronous copies, and the most other loads in it: any that a tile wants would be waited for in every tile. These

@@ -105,9 +105,14 @@ void ExpectTensorCores(kernels::DecayAttentionArgs args) {
     EXPECT_NE(kernels::cuda::BackwardRoute(args, plan), kernels::cuda::Route::kSimt);
     const bool one_factor =
         !IsPerChannel(args.decay_kind) && args.norm_kind == kernels::NormKind::kNone;
-    // The forward has wgmma blocks of 128 columns of V only.
-    EXPECT_EQ(plan.forward_warpgroups,
-              device.limits.warpgroups && one_factor && args.head_dim_v % 128 == 0);
+    // With one factor, the forward has wgmma blocks of 128 columns of V only. With decays of
+    // channels, it also has blocks of 64 columns, but a head must have one slice of K.
+    const bool by_channels = IsPerChannel(args.decay_kind) &&
+                             args.norm_kind == kernels::NormKind::kNone &&
+                             (args.head_dim_k == 64 || args.head_dim_k == 128);
+    EXPECT_EQ(
+        plan.forward_warpgroups,
+        device.limits.warpgroups && ((one_factor && args.head_dim_v % 128 == 0) || by_channels));
     EXPECT_EQ(plan.backward_warpgroups, device.limits.warpgroups && one_factor);
     EXPECT_EQ(kernels::cuda::StatesByWarpgroups(args, plan),
               device.limits.warpgroups && one_factor);

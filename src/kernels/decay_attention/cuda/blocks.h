@@ -70,6 +70,20 @@ constexpr int WarpgroupScanBytes(int k, int v) {
   return kWarpgroupStages * (kChunk * (2 * k + v) * 2 + kPairTablesBytes) +
          2 * kChunk * kChunk * 2 + kOutTokens * v * 2;
 }
+// Per-channel decays in chunks of 64 tokens, for the wgmma scan. Operands of a chunk and head: q,
+// k; log decays, then decays; the two operands that decay within blocks of 8 tokens; scores; the
+// sums of these blocks; scales of tokens. The scan: stages of queries, keys, scores, v and G; a
+// stage of out. The states of segments: two stages of keys, v, G and its log2.
+constexpr int ChannelChunkOperandsSharedBytes(int k) {
+  return 4 * kChunk * k * 2 + kChunk * k * 4 + kChunk * kChunk * 2 + kChunk / 8 * k * 4 +
+         2 * kChunk * 4;
+}
+constexpr int ChannelWarpgroupScanBytes(int k, int v) {
+  return kWarpgroupStages * (kChunk * (2 * k + v + kChunk) * 2 + k * 4) + kOutTokens * v * 2;
+}
+constexpr int ChannelChunkStateScanBytes(int k, int v) {
+  return 2 * (kChunk * (k + v) * 2 + 2 * k * 4);
+}
 // States by wgmma: stages of x, y and the factors of one direction.
 constexpr int kStateBlock = 64, kStateStages = 4;
 constexpr int kStateBlocksPerSm = 3;                      // as many as fit sm_90's shared memory

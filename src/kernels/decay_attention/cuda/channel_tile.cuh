@@ -109,7 +109,7 @@ HL_DEVICE void PairScores(const bf16* q, const bf16* k, const float* decays, con
 
 // Issues the async copies of the log decays for the block's channels; 0 past the tile's end and
 // past the last channel.
-template <int kK, int kThreads>
+template <int kK, int kThreads, int kRows = kTile>
 HL_DEVICE void LoadLogDecays(float* target, const DecayAttentionArgs& args, const ChunkEntry& tile,
                              const BlockIndex& block_index) {
   TensorView view = args.log_decay;
@@ -127,14 +127,14 @@ HL_DEVICE void LoadLogDecays(float* target, const DecayAttentionArgs& args, cons
     const int end = column < rows.dim ? tile.length : 0;
     const float* source = data + first * rows.stride_t + column;
 #pragma unroll
-    for (int i = 0; i < kTile; i += kStep) {
+    for (int i = 0; i < kRows; i += kStep) {
       const bool valid = first + i < end;
       CpAsync16(target + (first + i) * kK + column, valid ? source : data, valid);
       source += kStep * rows.stride_t;
     }
   } else {
 #pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x); i < kTile * kK; i += kThreads) {
+    for (int i = static_cast<int>(threadIdx.x); i < kRows * kK; i += kThreads) {
       const int row = i / kK, column = i % kK;
       const bool valid = row < tile.length && column < rows.dim;
       CpAsync4(target + i, valid ? data + row * rows.stride_t + column : data, valid);
@@ -340,14 +340,11 @@ HL_DEVICE void ScaleAccumulatorRows(float (&d)[kTiles][4], const float* factor) 
   }
 }
 
-// acc = G acc + x^T y over the tile's tokens: x [16, kK], y [16, kV], acc [16 channels of the warp,
-// kV].
+// acc += x^T y over 16 tokens: x [16, kK], y [16, kV], acc [16 channels of the warp, kV].
 template <int kK, int kV>
-HL_DEVICE void AdvanceState(float (&acc)[kV / 8][4], const bf16* x, const bf16* y,
-                            const float* transition) {
+HL_DEVICE void AddToState(float (&acc)[kV / 8][4], const bf16* x, const bf16* y) {
   const int lane = FreshLaneId();
   const int rows_v = RowsFirst<kV>(lane);
-  ScaleAccumulatorRows(acc, transition + WarpId() * 16);
   uint32_t a[4];
   LoadFragment<kK, true>(a, x, ColumnsFirst<kK>(lane), 0, WarpId() * 16);
 #pragma unroll
@@ -356,6 +353,13 @@ HL_DEVICE void AdvanceState(float (&acc)[kV / 8][4], const bf16* x, const bf16* 
     LoadFragment<kV, true>(b, y, rows_v, 0, 16 * n);
     MmaPair(acc[2 * n], acc[2 * n + 1], a, b);
   }
+}
+// acc = G acc + x^T y over the tile's tokens.
+template <int kK, int kV>
+HL_DEVICE void AdvanceState(float (&acc)[kV / 8][4], const bf16* x, const bf16* y,
+                            const float* transition) {
+  ScaleAccumulatorRows(acc, transition + WarpId() * 16);
+  AddToState<kK, kV>(acc, x, y);
 }
 
 }  // namespace halflife::kernels::decay

@@ -82,7 +82,7 @@ struct ChannelOperandsParams {
   DecayAttentionArgs args;
   SegmentShape shape;
   RowScales row_scales;  // only in reverse
-  void* operands;        // [tiles of the batch tile] of ChannelOperandBytes
+  void* operands;  // [tiles of the batch tile] of ChannelOperandBytes, or as in channel_chunks.h
 };
 // dq, dk and the decays' gradients, which each tile computes independently after a scan.
 struct ChannelGradientsParams {
@@ -251,6 +251,14 @@ template <int kK, int kV>
 void LaunchChannelScan(const ChunkScanParams& params, cudaStream_t stream);
 template <int kK>
 void LaunchChannelOperands(const ChannelOperandsParams& params, cudaStream_t stream);
+// Per-channel decays in chunks of 64 tokens: the operands (channel_chunks.h), the states of
+// segments from them, and the scan, which runs on sm_90 only. Requires route.h's CanUseWgmma.
+template <int kK>
+void LaunchChannelChunkOperands(const ChannelOperandsParams& params, cudaStream_t stream);
+template <int kK, int kV>
+void LaunchChannelChunkStateScan(const StateScanParams& params, cudaStream_t stream);
+template <int kK, int kV>
+void LaunchChannelWarpgroupScan(const ChunkScanParams& params, cudaStream_t stream);
 template <int kK>
 void LaunchChannelGradients(const ChannelGradientsParams& params, cudaStream_t stream);
 template <int kK, int kV>

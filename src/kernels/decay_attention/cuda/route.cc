@@ -138,6 +138,12 @@ bool CanReadByRows(const DecayAttentionArgs& args, const TensorView& dout) {
   return IsMatrixOfRows(dout, args.batch, args.num_heads, args.head_dim_v);
 }
 bool CanUseWgmma(const DecayAttentionArgs& args, const DecayBlock& block) {
+  if (IsPerChannel(args.decay_kind)) {
+    return HasScan(args) && args.norm_kind == NormKind::kNone && args.batch > 0 &&
+           args.seq_len > 0 && block.k > 0 && args.head_dim_k == block.k &&
+           args.head_dim_v % block.v == 0 &&
+           IsMatrixOfRows(args.v, args.batch, args.num_v_heads, args.head_dim_v);
+  }
   return decay::HasFastWarpgroupScan(block.k, block.v) && CanUseWgmmaBackward(args, block);
 }
 

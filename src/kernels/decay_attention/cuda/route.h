@@ -32,9 +32,10 @@ int ForwardSharedBytes(DecayKind kind, const DecayBlock& block);
 int BackwardSharedBytes(DecayKind kind, const DecayBlock& block);
 
 // Whether the forward with these blocks can use Hopper's warpgroup instructions (wgmma).
-// Requirements: one decay factor per token, no normaliser, heads that fill their blocks and, for
-// bulk copies, rows of the batch at equal distances in units of 16 bytes. The blocks have 128
-// columns of V or are 64 x 64.
+// Requirements: no normaliser, heads that fill their blocks and, for bulk copies, rows of the batch
+// at equal distances in units of 16 bytes. With one decay factor per token, blocks have 128 columns
+// of V or are 64 x 64; with per-channel decays, a head has one slice of K, and only rows of v are
+// copied.
 bool CanUseWgmma(const DecayAttentionArgs& args, const DecayBlock& block);
 
 // The same for the backward, with blocks of any size. The second overload also

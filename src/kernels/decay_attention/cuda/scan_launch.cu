@@ -25,6 +25,10 @@ struct Instance {
   LaunchScan warpgroup_scan;  // null: not compiled
   void (*channel_operands)(const decay::ChannelOperandsParams&, cudaStream_t);
   void (*channel_scan)(const decay::ChunkScanParams&, cudaStream_t);
+  // per-channel decays in chunks
+  void (*chunk_operands)(const decay::ChannelOperandsParams&, cudaStream_t);
+  void (*chunk_state_scan)(const decay::StateScanParams&, cudaStream_t);
+  void (*channel_warpgroup_scan)(const decay::ChunkScanParams&, cudaStream_t);
   void (*reverse_scan)(const decay::ReverseScanParams&, int shared_limit, cudaStream_t);
   void (*warpgroup_gradients)(const decay::ReverseScanParams&, cudaStream_t);
   void (*channel_reverse_scan)(const decay::ReverseScanParams&, cudaStream_t);
@@ -32,18 +36,21 @@ struct Instance {
   void (*state_scan)(const decay::StateScanParams&, cudaStream_t);
   void (*channel_state_scan)(const decay::StateScanParams&, cudaStream_t);
 };
-#define HL_DECAY_INSTANCE(K, V)           \
-  {K,                                     \
-   V,                                     \
-   decay::LaunchChunkScan<K, V>,          \
-   WarpgroupScanOf<K, V>(),               \
-   decay::LaunchChannelOperands<K>,       \
-   decay::LaunchChannelScan<K, V>,        \
-   decay::LaunchReverseScan<K, V>,        \
-   decay::LaunchWarpgroupGradients<K, V>, \
-   decay::LaunchChannelReverseScan<K, V>, \
-   decay::LaunchChannelGradients<K>,      \
-   decay::LaunchStateScan<K, V>,          \
+#define HL_DECAY_INSTANCE(K, V)              \
+  {K,                                        \
+   V,                                        \
+   decay::LaunchChunkScan<K, V>,             \
+   WarpgroupScanOf<K, V>(),                  \
+   decay::LaunchChannelOperands<K>,          \
+   decay::LaunchChannelScan<K, V>,           \
+   decay::LaunchChannelChunkOperands<K>,     \
+   decay::LaunchChannelChunkStateScan<K, V>, \
+   decay::LaunchChannelWarpgroupScan<K, V>,  \
+   decay::LaunchReverseScan<K, V>,           \
+   decay::LaunchWarpgroupGradients<K, V>,    \
+   decay::LaunchChannelReverseScan<K, V>,    \
+   decay::LaunchChannelGradients<K>,         \
+   decay::LaunchStateScan<K, V>,             \
    decay::LaunchChannelStateScan<K, V>},
 constexpr Instance kInstances[] = {
 #include "kernels/decay_attention/cuda/instances/instances.inc"
@@ -102,7 +109,9 @@ void LaunchStates(const Scan& scan, const decay::StateScanParams& own, cudaStrea
     return;
   }
   const Instance& instance = FindInstance(scan.block);
-  (scan.per_channel() ? instance.channel_state_scan : instance.state_scan)(own, stream);
+  (scan.by_chunks()     ? instance.chunk_state_scan
+   : scan.per_channel() ? instance.channel_state_scan
+                        : instance.state_scan)(own, stream);
 }
 decay::StateScanParams MakeStateScanParams(const Scan& scan, const SegmentLayout& layout,
                                            const TensorView* dout) {
@@ -235,8 +244,9 @@ TensorView Partial(const DecayAttentionArgs& args, const BatchTile& batch_tile, 
 
 void MakeOperands(const Scan& scan, cudaStream_t stream) {
   if (!scan.per_channel() || scan.args.num_chunks == 0) return;
-  FindInstance(scan.block)
-      .channel_operands({scan.args, scan.Shape(), scan.row_scales, scan.operands}, stream);
+  const Instance& instance = FindInstance(scan.block);
+  (scan.by_chunks() ? instance.chunk_operands : instance.channel_operands)(
+      {scan.args, scan.Shape(), scan.row_scales, scan.operands}, stream);
 }
 
 void MakeFactors(const Scan& scan, const SegmentLayout& layout, cudaStream_t stream) {
@@ -247,7 +257,7 @@ void MakeFactors(const Scan& scan, const SegmentLayout& layout, cudaStream_t str
 
 void Summarise(const Scan& given, const SegmentLayout& layout, const TensorView* dout, void* state,
                float* log_transition, cudaStream_t stream) {
-  Scan scan = given;
+  Scan scan = given.ByTiles();
   if (dout != nullptr && !CanReadByRows(scan.args, *dout)) scan.state_warpgroups = false;
   MakeOperands(scan, stream);
   if (scan.state_warpgroups) MakeFactors(scan, layout, stream);
@@ -305,9 +315,10 @@ void RunForward(const Scan& scan, const SegmentLayout& segments, const TensorVie
   params.segment_states = SegmentStates(scan, segments, nullptr, scan.args.initial_state, stream);
   params.out = out;
   params.key_sums = key_sums;
-  const auto launch = scan.per_channel() ? instance.channel_scan
-                      : scan.warpgroups  ? instance.warpgroup_scan
-                                         : instance.chunk_scan;
+  const auto launch = scan.by_chunks()     ? instance.channel_warpgroup_scan
+                      : scan.per_channel() ? instance.channel_scan
+                      : scan.warpgroups    ? instance.warpgroup_scan
+                                           : instance.chunk_scan;
   launch(params, stream);
 }
 
@@ -351,7 +362,7 @@ GradientOutputs MakeGradientOutputs(const DecayAttentionGradArgs& grads,
 void RunBackward(const Scan& given, const DecayAttentionGradArgs& grads,
                  const BackwardLayout& layout, const GradientOutputs& outputs,
                  cudaStream_t stream) {
-  Scan scan = given;
+  Scan scan = given.ByTiles();
   scan.operands = At<char>(scan.args.workspace, layout.operands);
   if (!CanReadByRows(scan.args, grads.dout)) scan.state_warpgroups = false;
   MakeOperands(scan, stream);

@@ -40,6 +40,14 @@ struct Scan {
             slices.values};
   }
   bool per_channel() const { return IsPerChannel(args.decay_kind); }
+  // Per-channel decays: whether the operands are those of chunks (channel_chunks.h), not of tiles.
+  bool by_chunks() const { return per_channel() && warpgroups; }
+  // The same scan with operands of tiles, which the backward and the summaries of segments use.
+  Scan ByTiles() const {
+    Scan scan = *this;
+    if (per_channel()) scan.warpgroups = false;
+    return scan;
+  }
 };
 // The plan of one direction, and the batch tile.
 struct Direction {

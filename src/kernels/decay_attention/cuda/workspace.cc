@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/dtype.h"
+#include "kernels/decay_attention/cuda/channel_chunks.h"
 #include "kernels/decay_attention/cuda/launch.h"
 #include "kernels/decay_attention/decay_attention_partition.h"
 
@@ -40,6 +41,13 @@ size_t OperandBytes(const DecayAttentionArgs& args, const BatchTile& batch_tile,
   const int64_t tiles =
       decay::MaxTilesInBatchTile(args, batch_tile.num_sequences, SlicesOf(args, block).keys);
   return static_cast<size_t>(tiles) * decay::ChannelOperandBytes(block.k);
+}
+// The same in chunks, for the wgmma scan.
+size_t ChunkOperandBytes(const DecayAttentionArgs& args, const BatchTile& batch_tile) {
+  if (!IsPerChannel(args.decay_kind)) return 0;
+  return static_cast<size_t>(
+             decay::MaxStatesInBatchTile(args, batch_tile.num_sequences, /*num_parts=*/1)) *
+         decay::ChannelChunkBytes(args.head_dim_k);
 }
 size_t ProductBytes(const DecayAttentionArgs& args, const BatchTile& batch_tile,
                     const DecayBlock& block) {
@@ -209,7 +217,9 @@ ForwardLayout MakeForwardLayout(const DecayAttentionArgs& args, const DecayAtten
   layout.segments = AddSegments(args, batch_tile.num_sequences, plan.num_segments, regions);
   if (StatesByWarpgroups(args, plan) && plan.num_segments > 1)
     AddFactors(args, batch_tile.num_sequences, layout.segments, regions);
-  layout.operands = regions.Add(OperandBytes(args, batch_tile, plan.forward));
+  layout.operands =
+      regions.Add(plan.forward_warpgroups ? ChunkOperandBytes(args, batch_tile)
+                                          : OperandBytes(args, batch_tile, plan.forward));
   if (slices > 1) layout.out = regions.Add(slices * rows * args.head_dim_v * sizeof(float));
   if (IsNormalised(args)) {
     if (slices > 1) layout.normaliser.sums = regions.Add(slices * rows * sizeof(float));

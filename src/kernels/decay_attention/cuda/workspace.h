@@ -42,7 +42,7 @@ struct NormaliserLayout {
 };
 struct ForwardLayout {
   SegmentLayout segments;
-  size_t operands = 0;  // per-channel decays: for the tiles of the batch tile
+  size_t operands = 0;  // per-channel decays: for the tiles or chunks of the batch tile
   size_t out = 0;       // with several slices of K, their fp32 sums [slices, B, T, H, V]
   NormaliserLayout normaliser;
   size_t bytes = 0;

@@ -1,0 +1,277 @@
+// The scan of channel_scan.cuh in chunks of 64 tokens, with Hopper's instructions (sm_90a) and the
+// operands of channel_chunk_operands.cuh:
+//
+//   out^T = S^T queries^T + v^T scores^T,   S^T = S^T diag(G) + v^T keys
+//
+// One or two warpgroups multiply with wgmma; each warp has 16 rows of S^T in its accumulators. One
+// more warp loads chunks, three ahead: tiles by TMA, and G. Chunks are handed over by two kinds of
+// mbarriers: full (a chunk has arrived) and empty (all reads of it are done). The operands are zero
+// past a chunk's end. Of v, TMA also loads the rows that follow the chunk, which can belong to
+// another document or contain NaN; they are cleared in registers.
+//
+// Shared memory in KiB, K = V = 128, C = 64:
+//   | 3 x (queries 2 x [C, 64] 16 | keys 2 x [C, 64] 16 | v 2 x [C, 64] 16 | scores [C, C] 8
+//   | G 0.5) | stage of out 8 |
+#pragma once
+
+#include "kernels/decay_attention/cuda/channel_chunks.h"
+#include "kernels/decay_attention/cuda/chunk_scan.cuh"
+#include "kernels/decay_attention/cuda/warpgroup_tiles.cuh"
+
+namespace halflife::kernels::decay {
+
+template <int kK_, int kV_>
+struct ChannelWarpgroupConfig {
+  static constexpr int kK = kK_, kV = kV_;
+  static constexpr bool kNormalised = false;
+  static constexpr int kStages = kWarpgroupStages;
+  static constexpr int kWarps = kV / 16;             // warps that multiply
+  static constexpr int kThreads = 32 * kWarps + 32;  // with the warp that loads
+  static constexpr int kMinBlocksPerSm = WarpgroupScanBlocksPerSm(kK, kV);
+  static constexpr int kChunkBytes = 2 * kChunk * (2 * kK + kV + kChunk);  // that TMA loads
+  static constexpr int kSmemBytes = ChannelWarpgroupScanBytes(kK, kV);
+};
+
+struct ChannelWarpgroupMaps {
+  TensorMap queries, keys, scores;
+  RowsMap v;
+};
+
+template <typename Config>
+struct ChannelWarpgroupShared {
+  bf16 *queries, *keys, *v;  // [kStages][kK | kV / 64][64, 64]
+  bf16* scores;              // [kStages][64, 64]
+  bf16* out;                 // [kWarps][kOutTokens, 16]
+  float* transition;         // [kStages][kK]
+  uint64_t* full;            // [kStages]: the tiles' bytes and G have arrived
+  uint64_t* empty;           // [kStages]: every warp that multiplies has finished reading
+};
+
+#if HL_HAS_WGMMA
+
+// Loads the chunks of a segment, by one warp.
+template <typename Config>
+HL_DEVICE void LoadChannelChunks(const ChannelWarpgroupShared<Config>& smem,
+                                 const ChunkScanParams& params, const ChannelWarpgroupMaps& maps,
+                                 const ChannelChunks& chunks, const BlockIndex& block_index) {
+  constexpr int kK = Config::kK, kV = Config::kV;
+  const DecayAttentionArgs& args = params.args;
+  const int first_chunk = args.sequence_begin[params.shape.first_sequence];
+  const int v_head = SharedHead(block_index.head, args.num_v_heads, args.num_heads);
+  const int v_column = static_cast<int>(v_head * args.v.stride_h) + block_index.slice * kV;
+#pragma unroll 1
+  for (int index = block_index.begin; index < block_index.end; ++index) {
+    const int step = index - block_index.begin, stage = step % Config::kStages;
+    const int round = step / Config::kStages;
+    const ChunkEntry chunk = args.chunks[index];
+    const int64_t at = ChunkHeadIndex(index, first_chunk, block_index.head, args.num_heads);
+    const int column = LaneId() * 4;
+    float4 transition = make_float4(0, 0, 0, 0);
+    if (column < kK)
+      transition = *reinterpret_cast<const float4*>(chunks.transition + at * kK + column);
+    if (round > 0) MbarrierWait(smem.empty + stage, static_cast<uint32_t>((round - 1) & 1));
+    if (LaneId() == 0) {
+      uint64_t* const full = smem.full + stage;
+      const int row = static_cast<int>(at * kChunk);
+      MbarrierArriveExpectTx(full, Config::kChunkBytes);
+      LoadPieces(smem.queries + stage * kChunk * kK, kK, kPieceElements, maps.queries, full, 0,
+                 row);
+      LoadPieces(smem.keys + stage * kChunk * kK, kK, kPieceElements, maps.keys, full, 0, row);
+      LoadPieces(smem.scores + stage * kPieceElements, kChunk, kPieceElements, maps.scores, full, 0,
+                 row);
+      LoadPieces(smem.v + stage * kChunk * kV, kV, kPieceElements, maps.v.map, full, v_column,
+                 MapRow(maps.v, chunk));
+    }
+    if (column < kK) *reinterpret_cast<float4*>(smem.transition + stage * kK + column) = transition;
+    __syncwarp();
+    if (LaneId() == 0) MbarrierArrive(smem.full + stage);
+  }
+}
+
+// Clears the columns from `length` on in an A fragment whose first column is k.
+HL_DEVICE void ClearColumns(uint32_t (&a)[4], int k, int length) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int column = k + 8 * half + FreshLaneId() % 4 * 2;
+    const uint32_t kept =
+        (column < length ? 0xffffu : 0u) | (column + 1 < length ? 0xffff0000u : 0u);
+    a[2 * half] &= kept;
+    a[2 * half + 1] &= kept;
+  }
+}
+// Loads v^T for the warp's 16 rows.
+HL_DEVICE void LoadOwnValues(uint32_t (&a)[kChunk / 16][4], const bf16* v, int length) {
+  const bf16* const own_v = v + WarpId() / 4 * kPieceElements;
+  const int columns_v = ColumnsFirst<kPieceColumns>(FreshLaneId());
+#pragma unroll
+  for (int j = 0; j < kChunk / 16; ++j)
+    LoadFragment<kPieceColumns, true>(a[j], own_v, columns_v, 16 * j, WarpId() % 4 * 16);
+  if (length == kChunk) return;
+#pragma unroll
+  for (int j = 0; j < kChunk / 16; ++j) ClearColumns(a[j], 16 * j, length);
+}
+
+// Starts out^T = S^T queries^T + v^T scores^T, as one group. `rounded`: S^T.
+template <typename Config>
+HL_DEVICE void BeginChannelOutput(float (&out)[kChunk / 8][4],
+                                  uint32_t (&rounded)[Config::kK / 16][4],
+                                  uint32_t (&v)[kChunk / 16][4], const bf16* queries,
+                                  const bf16* scores) {
+  Clear(out);
+  FenceRegisters(TileOf(out));
+  FenceOperands(rounded);
+  FenceOperands(v);
+  WgmmaFence();
+#pragma unroll
+  for (int j = 0; j < Config::kK / 16; ++j) {
+    const uint64_t tile = TileDescriptor(queries + j / 4 * kPieceElements);
+    WgmmaM64N64K16(TileOf(out), rounded[j], AdvanceTile(tile, 32 * (j % 4)));
+  }
+#pragma unroll
+  for (int j = 0; j < kChunk / 16; ++j)
+    WgmmaM64N64K16(TileOf(out), v[j], AdvanceTile(TileDescriptor(scores), 32 * j));
+  WgmmaCommit();
+}
+// Starts S^T += v^T keys.
+template <typename Config>
+HL_DEVICE void BeginChannelState(float (&state)[Config::kK / 8][4],
+                                 const uint32_t (&v)[kChunk / 16][4], const bf16* keys) {
+#pragma unroll
+  for (int piece = 0; piece < Config::kK / 64; ++piece) FenceRegisters(TileOf(state + 8 * piece));
+  WgmmaFence();
+#pragma unroll
+  for (int piece = 0; piece < Config::kK / 64; ++piece) {
+    const uint64_t tile = TileDescriptor(keys + piece * kPieceElements);
+#pragma unroll
+    for (int j = 0; j < kChunk / 16; ++j)
+      WgmmaM64N64K16OfRows(TileOf(state + 8 * piece), v[j], AdvanceTile(tile, 128 * 16 * j));
+  }
+  WgmmaCommit();
+}
+
+// The warps that multiply. The state decays while the outputs are multiplied, and outputs are
+// stored while the state is.
+template <typename Config>
+HL_DEVICE void ConsumeChannelChunks(const ChannelWarpgroupShared<Config>& smem,
+                                    const ChunkScanParams& params, const BlockIndex& block_index) {
+  constexpr int kK = Config::kK, kV = Config::kV;
+  const DecayAttentionArgs& args = params.args;
+  const int64_t state_elements = int64_t{1} * args.head_dim_k * args.head_dim_v;
+  const StateRows rows = {args.head_dim_k, args.head_dim_v, /*row=*/0,
+                          block_index.slice * kV + WarpId() * 16};
+  bf16* const stage_out = smem.out + WarpId() * kOutTokens * 16;
+  float state[kK / 8][4];
+  Clear(state);
+  if (params.segment_states != nullptr) {
+    LoadState<true>(state, params.segment_states + block_index.piece * state_elements, rows);
+  } else if (args.initial_state != nullptr) {
+    LoadState<true>(
+        state, static_cast<const float*>(args.initial_state) + block_index.state * state_elements,
+        rows);
+  }
+#pragma unroll 1
+  for (int index = block_index.begin; index < block_index.end; ++index) {
+    const int step = index - block_index.begin, stage = step % Config::kStages;
+    const ChunkEntry chunk = args.chunks[index];
+    MbarrierWait(smem.full + stage, static_cast<uint32_t>(step / Config::kStages & 1));
+    if ((chunk.flags & kChunkResets) != 0) Clear(state);
+    SaveCheckpoint<Config, kOutTokens>(state, stage_out, params, block_index, index, rows);
+    float out[kChunk / 8][4];
+    uint32_t rounded[kK / 16][4], v[kChunk / 16][4];
+#pragma unroll
+    for (int j = 0; j < kK / 16; ++j) PackFragment(rounded[j], state[2 * j], state[2 * j + 1]);
+    LoadOwnValues(v, smem.v + stage * kChunk * kV, chunk.length);
+    BeginChannelOutput<Config>(out, rounded, v, smem.queries + stage * kChunk * kK,
+                               smem.scores + stage * kPieceElements);
+    ScaleAccumulatorColumns(state, smem.transition + stage * kK);
+    BeginChannelState<Config>(state, v, smem.keys + stage * kChunk * kK);
+    WgmmaWait<1>();
+    FenceRegisters(TileOf(out));
+    KeepRegisters(rounded);
+    const Rows target =
+        RowsOf(params.out, chunk, block_index.head, block_index.slice * kV, args.head_dim_v);
+    StoreTokens<kOutTokens>(out, stage_out, target, chunk.length, WarpId() * 16);
+    WgmmaWait<0>();
+#pragma unroll
+    for (int piece = 0; piece < kK / 64; ++piece) FenceRegisters(TileOf(state + 8 * piece));
+    KeepRegisters(v);
+    __syncwarp();
+    if (LaneId() == 0) MbarrierArrive(smem.empty + stage);
+  }
+  if (args.final_state != nullptr && block_index.stops)
+    StoreState<true>(
+        state, static_cast<float*>(args.final_state) + block_index.state * state_elements, rows);
+}
+
+#endif  // HL_HAS_WGMMA
+
+// Traps on other architectures, as WarpgroupScanKernel does.
+template <typename Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
+    ChannelWarpgroupScanKernel([[maybe_unused]] HL_GRID_CONSTANT const ChunkScanParams params,
+                               [[maybe_unused]] HL_GRID_CONSTANT const ChannelWarpgroupMaps maps,
+                               [[maybe_unused]] HL_GRID_CONSTANT const ChannelChunks chunks) {
+#if HL_HAS_WGMMA
+  HL_DYNAMIC_SMEM(raw);
+  HL_SHARED(full, uint64_t[Config::kStages]);
+  HL_SHARED(empty, uint64_t[Config::kStages]);
+  SmemCarver carver(raw);
+  ChannelWarpgroupShared<Config> smem;
+  smem.queries = carver.Take<bf16, 1024>(Config::kStages * kChunk * Config::kK);
+  smem.keys = carver.Take<bf16, 1024>(Config::kStages * kChunk * Config::kK);
+  smem.v = carver.Take<bf16, 1024>(Config::kStages * kChunk * Config::kV);
+  smem.scores = carver.Take<bf16, 1024>(Config::kStages * kChunk * kChunk);
+  smem.out = carver.Take<bf16>(kOutTokens * Config::kV);
+  smem.transition = carver.Take<float>(Config::kStages * Config::kK);
+  smem.full = full;
+  smem.empty = empty;
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < Config::kStages; ++stage) {
+      MbarrierInit(full + stage, 2);  // one arrival with the bytes, one with G
+      MbarrierInit(empty + stage, Config::kWarps);
+    }
+    MbarrierInitFence();
+  }
+  __syncthreads();
+  const BlockIndex block_index = MakeBlockIndex(params.args, params.shape, params.checkpoint_every);
+  if (FreshWarpId() == Config::kWarps) {
+    LoadChannelChunks<Config>(smem, params, maps, chunks, block_index);
+  } else {
+    ConsumeChannelChunks<Config>(smem, params, block_index);
+  }
+#else
+  __trap();
+#endif
+}
+
+// A map of an array of ChannelChunks, in boxes of one chunk and head.
+inline TensorMap MapOfChunks(const void* data, int64_t chunk_heads, int columns, const char* name) {
+  TileSource source;
+  source.data = data;
+  source.num_rows = chunk_heads * kChunk;
+  source.num_cols = columns;
+  source.row_bytes = int64_t{2} * columns;
+  source.element_bytes = 2;
+  source.box_rows = kChunk;
+  source.name = name;
+  return MakeTensorMap(source);
+}
+
+template <int kK, int kV>
+void LaunchChannelWarpgroupScan(const ChunkScanParams& params, cudaStream_t stream) {
+  using Config = ChannelWarpgroupConfig<kK, kV>;
+  const DecayAttentionArgs& args = params.args;
+  const ChannelChunks chunks = ChannelChunksOf(args, params.shape, params.operands);
+  const int64_t chunk_heads =
+      MaxStatesInBatchTile(args, params.shape.num_sequences, /*num_parts=*/1);
+  const ChannelWarpgroupMaps maps = {
+      MapOfChunks(chunks.queries, chunk_heads, kK, "queries of chunks"),
+      MapOfChunks(chunks.keys, chunk_heads, kK, "keys of chunks"),
+      MapOfChunks(chunks.scores, chunk_heads, kChunk, "scores of chunks"),
+      MapOfRows(args.v, args, params.shape, args.num_v_heads, args.head_dim_v, "v")};
+  Launch({NumBlocks(args, params.shape), Config::kThreads, Config::kSmemBytes,
+          "decay attention scan by warpgroups, decays of channels"},
+         stream, ChannelWarpgroupScanKernel<Config>, params, maps, chunks);
+}
+
+}  // namespace halflife::kernels::decay
