@@ -1,5 +1,5 @@
-// The fractions of a GPU's limits that training steps reached on an H100 (bench/RESULTS.md, steps of
-// 24 layers and 16,384 tokens in bf16). Plans multiply the limits of their device by them. The
+// The fractions of a GPU's limits that training steps reached on an H100 (bench/RESULTS.md, steps
+// of 24 layers and 16,384 tokens in bf16). Plans multiply the limits of their device by them. The
 // test measured_steps_test compares plans with the measured steps.
 #pragma once
 

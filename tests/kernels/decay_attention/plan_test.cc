@@ -296,8 +296,8 @@ TEST(DecayAttentionPlan, ForwardOfShortSequences) {
   EXPECT_TRUE(whole.forward_warpgroups);
 }
 
-// With WGMMA, a multiprocessor has two blocks of 64 x 64, each with all of a head. Blocks of 128 x 64,
-// as for Mamba-2, stay with the warp kernel.
+// With WGMMA, a multiprocessor has two blocks of 64 x 64, each with all of a head. Blocks of 128 x
+// 64, as for Mamba-2, stay with the warp kernel.
 TEST(DecayAttentionPlan, ForwardOfHeadsOf64) {
   for (const DecayKind kind : {DecayKind::kPerHead, kToken}) {
     const DecayAttentionArgs args = ArgsOf({kind, 8, 2048, 32, 64, 64});

@@ -263,8 +263,8 @@ template <int kK>
 void LaunchChannelGradients(const ChannelGradientsParams& params, cudaStream_t stream);
 template <int kK, int kV>
 void LaunchReverseScan(const ReverseScanParams& params, int shared_limit, cudaStream_t stream);
-// States by warpgroups, on sm_90 only: of each segment, or before and after each chunk. Both require
-// the factors. Requires route.h's CanUseWgmmaBackward.
+// States by warpgroups, on sm_90 only: of each segment, or before and after each chunk. Both
+// require the factors. Requires route.h's CanUseWgmmaBackward.
 void LaunchChunkFactors(const ChunkFactorsParams& params, cudaStream_t stream);
 void LaunchSegmentStates(const StateScanParams& params, cudaStream_t stream);
 // A backward that computes all states and then the gradients, on sm_90 only. Requires route.h's

@@ -159,8 +159,8 @@ HL_DEVICE float QueryScaleAt(const DecayAttentionArgs& args, const RowScales& ro
   return scale;
 }
 
-// The numbers of a token from which the tables are computed. All are zero past the chunk's end. They
-// are as in memory, so that loads which run ahead are not waited for.
+// The numbers of a token from which the tables are computed. All are zero past the chunk's end.
+// They are as in memory, so that loads which run ahead are not waited for.
 struct TokenFactors {
   float log_decay, key_scale, query_scale;
 };

@@ -1,8 +1,8 @@
-// The scan of chunk_scan.cuh with Hopper's instructions (sm_90a). A warpgroup for each 64 columns of
-// V does products with wgmma: the operand with 64 rows of V is in registers, and the other one is in
-// shared memory, where one read serves four warps. The last warpgroup computes the scores one chunk
-// ahead, since scores do not depend on the state. Its warps also load tiles by TMA and fill decay
-// tables.
+// The scan of chunk_scan.cuh with Hopper's instructions (sm_90a). A warpgroup for each 64 columns
+// of V does products with wgmma: the operand with 64 rows of V is in registers, and the other one
+// is in shared memory, where one read serves four warps. The last warpgroup computes the scores one
+// chunk ahead, since scores do not depend on the state. Its warps also load tiles by TMA and fill
+// decay tables.
 //
 //   out^T = S^T q^T diag(incoming) + v^T scores^T,   S^T = transition S^T + (v diag(outgoing))^T k
 //

@@ -12,8 +12,8 @@ TEST(CudaSegment, AnyNumberGivesTheSame) {
   }
 }
 
-// More than the scan over segments loads at once. With 42 columns of V, it cannot load four elements
-// of one channel together.
+// More than the scan over segments loads at once. With 42 columns of V, it cannot load four
+// elements of one channel together.
 TEST(CudaSegment, MoreThanAreLoadedAtOnce) {
   if (kSlow) GTEST_SKIP() << "one instance is enough for races";
   for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerTokenChannel})

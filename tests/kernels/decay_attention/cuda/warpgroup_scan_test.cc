@@ -140,8 +140,8 @@ TEST(CudaWarpgroupScan, TokensAfterAChunkHaveNoEffect) {
   EXPECT_TRUE(std::isnan(poisoned.answer_.out.Get(0, 41, 0, 0)));
 }
 
-// The tokens are in the middle of a base block of 8, whose pairs are computed together. A lane has an
-// even and an odd key.
+// The tokens are in the middle of a base block of 8, whose pairs are computed together. A lane has
+// an even and an odd key.
 TEST(CudaWarpgroupScan, ANanInAKeyHasNoEffectOnEarlierTokens) {
   const ProblemShape shape = ByWarpgroups({.seq_len = 100, .heads = 1, .dim_v = 128});
   Problem clean(shape);
