@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # What the pages' commands read. run_pages_test.py sources this file in the empty folder of a page.
 
 cp -r "$REPOSITORY/launch" .
