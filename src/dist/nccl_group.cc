@@ -17,7 +17,7 @@ namespace {
 // A group call usually settles within this time. Sleeping costs at least 50 us.
 constexpr auto kSpin = std::chrono::microseconds(200);
 constexpr auto kPollInterval = std::chrono::microseconds(50);
-// A group that holds this many unread waits drops them, because nothing reads them.
+// A group adds up finished waits, whose events it can use again, each time that so many are unread.
 constexpr size_t kMostStreamWaits = 4096;
 
 ncclConfig_t MakeConfig(GroupRole role) {
@@ -265,23 +265,26 @@ void Group::WaitOn(cudaStream_t consumer, const Event& event, const char* tag,
   wait.begin->Record(consumer, what);
   CheckCuda(cudaStreamWaitEvent(consumer, event.get(), 0), what);
   wait.end->Record(consumer, what);
-  if (waits_.size() == kMostStreamWaits) waits_.clear();
+  if (waits_.size() % kMostStreamWaits == kMostStreamWaits - 1) AddFinishedWaits();
   waits_.push_back(std::move(wait));
 }
 
-std::map<std::string, double> Group::TakeStreamWaits() {
+void Group::AddFinishedWaits() {
   const std::string what = Concat("the waits of group ", name_);
-  std::map<std::string, double> seconds;
   std::erase_if(waits_, [&](StreamWait& wait) {
     if (!wait.end->Happened(what)) return false;
     float milliseconds = 0;
     CheckCuda(cudaEventElapsedTime(&milliseconds, wait.begin->get(), wait.end->get()), what);
-    seconds[wait.tag] += 1e-3 * static_cast<double>(milliseconds);
+    wait_seconds_[wait.tag] += 1e-3 * static_cast<double>(milliseconds);
     spare_events_.push_back(std::move(wait.begin));
     spare_events_.push_back(std::move(wait.end));
     return true;
   });
-  return seconds;
+}
+
+std::map<std::string, double> Group::TakeStreamWaits() {
+  AddFinishedWaits();
+  return std::exchange(wait_seconds_, {});
 }
 
 }  // namespace halflife::dist::nccl

@@ -116,6 +116,7 @@ class Group {
   void Settle(ncclResult_t result, const std::string& what, double limit_s);
   void Poll(ncclResult_t result, const std::string& what, Clock::time_point deadline);
   void Close();  // first lets queued operations end, within the timeout
+  void AddFinishedWaits();
 
   struct StreamWait {
     const char* tag;
@@ -133,6 +134,7 @@ class Group {
   cudaStream_t stream_ = nullptr;
   void* scratch_ = nullptr;
   std::vector<StreamWait> waits_;
+  std::map<std::string, double> wait_seconds_;  // by tag: finished waits that were not yet taken
   std::vector<std::unique_ptr<Event>> spare_events_;
 };
 

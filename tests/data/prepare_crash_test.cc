@@ -153,6 +153,18 @@ TEST_F(ResumablePrepareTest, RejectsTheJournalOfOtherOptions) {
   EXPECT_EQ(test::FolderFingerprint(dir_ / "out"), want_);
 }
 
+TEST_F(ResumablePrepareTest, KeepsAFileThatIsNoJournal) {
+  std::ofstream(dir_ / "out.journal") << "notes";
+  EXPECT_HL_ERROR(Prepare(Resumable()), ExitCode::kUsage, "out.journal is not a journal of prepare",
+                  "Move it");
+  EXPECT_EQ(JournalBytes(), 5u);
+  fs::remove(dir_ / "out.journal");
+  StopAfter(1);
+  fs::resize_file(dir_ / "out.journal", 30);  // its first record was cut off
+  Prepare(Resumable());
+  EXPECT_EQ(test::FolderFingerprint(dir_ / "out"), want_);
+}
+
 TEST_F(PrepareCrashTest, AFailingRunRemovesItsTemporary) {
   for (const char* fault : {"data.shard.write:enospc:2", "data.publish:eio:1"}) {
     fault::Arm(fault, 0);

@@ -213,6 +213,7 @@ ITEMS = (
     _launches("retention 4 x 128, one graph a micro-batch", "--cuda-graphs"),
     _launches("retention 4 x 128, kernel by kernel"),
     _decode("gla 340m, one graph a token"),
+    _decode("gla 340m, one graph a token, fp32", "--precision", "fp32"),
     _decode("gla 340m, kernel by kernel", "--no-cuda-graph"),
     *(_ncu(kind, DECAY_SHAPES[kind][0], skipped, 9) for kind, skipped in (("per_head", 14), ("per_token", 14), ("per_channel", 24))),
     *(_jla(kind) for kind in compare_jla.KINDS),

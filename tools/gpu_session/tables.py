@@ -183,9 +183,9 @@ def decode(records: list[dict]) -> str:
     rows = []
     for record in of_group(records, "decode"):
         r = record["result"]
-        rows.append([name_of(record), f"{r['early']:,} / {r['tokens']:,}", show(r["early_ms_per_token"], "{:.3f}"),
+        rows.append([name_of(record), r["precision"], f"{r['early']:,} / {r['tokens']:,}", show(r["early_ms_per_token"], "{:.3f}"),
                      show(r["late_ms_per_token"], "{:.3f}"), show(r["ratio"], "{:.2f}")])  # fmt: skip
-    return "Decoding, one row, fp32:\n\n" + table(["model", "tokens", "ms early", "ms late", "ratio"], rows) if rows else ""
+    return "Decoding, one row:\n\n" + table(["model", "precision", "tokens", "ms early", "ms late", "ratio"], rows) if rows else ""
 
 
 # The columns of the table of Nsight Compute, by its names.

@@ -25,6 +25,11 @@ struct RecordHead {
   Hash128 hash;
 };
 
+std::string RecordOf(const std::string& payload) {
+  const RecordHead head = {payload.size(), HashBytes(payload)};
+  return std::string(reinterpret_cast<const char*>(&head), sizeof head) + payload;
+}
+
 fs::path JournalOf(const fs::path& out) {
   fs::path path = NamedFolder(fs::absolute(out).lexically_normal());
   path += ".journal";
@@ -86,6 +91,8 @@ PrepareJournal::PrepareJournal(const fs::path& out, const std::string& identity)
               " is used by another prepare that is running. Wait for it, or use another --out.");
   const std::optional<std::string> kept = ReadRecord();
   if (!kept) {
+    HL_CHECK_AS(ExitCode::kUsage, RecordOf(identity).starts_with(ReadFile(path_, ExitCode::kData)),
+                path_.string(), " is not a journal of prepare. Move it, or use another --out.");
     HL_CHECK_AS(ExitCode::kData, ::ftruncate(fd_.get(), 0) == 0, "cannot write ", path_.string(),
                 ": ", internal::ErrnoText(errno));
     WriteRecord(identity);
@@ -134,9 +141,7 @@ void PrepareJournal::ReadAhead() {
 }
 
 void PrepareJournal::WriteRecord(const std::string& payload) {
-  const RecordHead head = {payload.size(), HashBytes(payload)};
-  std::string bytes(reinterpret_cast<const char*>(&head), sizeof head);
-  bytes += payload;
+  const std::string bytes = RecordOf(payload);
   ::lseek(fd_.get(), static_cast<off_t>(at_), SEEK_SET);
   WriteAll(fd_.get(), bytes.data(), bytes.size(), path_, ExitCode::kData);
   at_ += bytes.size();

@@ -18,7 +18,7 @@ class PrepareJournal {
  public:
   // Opens the journal of `out`, or creates it. `identity` names everything that the chunks depend
   // on. A chunk that was cut off, and what follows it, is removed. Throws Error kUsage if the
-  // journal belongs to another identity, or if another process is using it.
+  // file is not a journal or belongs to another identity, or if another process is using it.
   PrepareJournal(const std::filesystem::path& out, const std::string& identity);
   // Deletes the journal of `out` once the dataset is complete.
   static void Remove(const std::filesystem::path& out);

@@ -357,6 +357,10 @@ class TokenFilesRun {
         file.format(), ", ids of ", file.id_bytes(),
         " bytes) cannot be read in place: only files of nanoGPT and llm.c can, with ids of ",
         token_bytes, " bytes for this vocabulary. Leave out --in-place to copy the ids.");
+    const uint64_t count = (file.num_bytes() - *begin) / file.id_bytes();
+    HL_CHECK_AS(ExitCode::kData, count > 0 && count <= uint64_t{kMostShardTokens}, path, " has ",
+                count, " ids. --in-place reads files of 1 to ", kMostShardTokens,
+                " ids. Leave out --in-place to copy the ids.");
     const fs::path target = fs::canonical(path);
     const Fd fd = OpenFile(target, O_RDONLY, ExitCode::kData);
     ShardIndex index = {.header_bytes = *begin,
@@ -379,8 +383,6 @@ class TokenFilesRun {
       config_.output.Report(progress_);
     }
     if (last != tokenizer_->eos_id()) ++info.num_documents;
-    HL_CHECK_AS(ExitCode::kData, shard.num_tokens > 0 && shard.num_tokens <= kMostShardTokens, path,
-                " has ", shard.num_tokens, " ids. Use files of 1 to ", kMostShardTokens, " ids.");
     info.num_tokens += shard.num_tokens;
     const std::string bytes = EncodeIndex(index);
     shard.index_hash = HashBytes(bytes);

@@ -313,6 +313,7 @@ __global__ void __launch_bounds__(kThreads)
   const auto of_run = static_cast<int>(place.end - place.begin), last = of_run + kTaps - 1,
              existing = static_cast<int>(min(place.end + kTaps - 1, shape.seq_len) - place.begin);
   const int64_t first = place.row * shape.seq_len + place.begin;
+  static_assert(cuda::kConvGradRun + kTaps - 1 <= 64, "one bit per token of a run");
   const uint64_t cuts = CutsOfRun(shape, place.row, place.begin, existing);
   RawToken<T, kW> x[kAhead<kTaps>], dout[kAhead<kTaps>];
   const T* const x_of_run = shape.x + first * shape.x_stride + place.channel;

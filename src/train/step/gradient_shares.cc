@@ -14,8 +14,8 @@ GradientShares::GradientShares(ParameterArena& arena, dist::ShardGroups groups, 
     : arena_(arena),
       groups_(groups),
       in_bf16_(in_bf16),
-      reducer_(arena.layout(), groups, *this, ParallelConfig::kBucketsInFlight),
-      sums_(arena.layout().buckets().size()) {
+      sums_(arena.layout().buckets().size()),
+      reducer_(arena.layout(), groups, *this, ParallelConfig::kBucketsInFlight) {
   HL_CHECK(arena.grads_division().divides() &&
                arena.grads_division().parts == groups.num_shards() &&
                arena.layout().num_slices() == groups.num_shards() * groups.num_replicas(),

@@ -54,8 +54,8 @@ class GradientShares final : private dist::ShareMemory {
   ParameterArena& arena_;
   dist::ShardGroups groups_;
   bool in_bf16_;
-  dist::ShareReducer reducer_;
   std::vector<BucketSum> sums_;
+  dist::ShareReducer reducer_;  // destroyed before sums_, whose memory its operations use
   bool first_ = true;
   int64_t slot_bytes_ = 0, most_slot_bytes_ = 0;
 };

@@ -52,8 +52,12 @@ class DecayRoutesGpuTest
     dfinal_state_.kv = at::randn({B, H, K, V}, wide);
     // Equal decays, so that all heads have the same part in the norm of their gradients. The
     // gradient of one head may be small by cancellation.
-    inputs_.log_decay = kind == DecayKind::kPerHead ? at::full({H}, -0.02, wide)
-                                                    : at::rand({B, T, H}, wide).mul_(-0.1);
+    if (kind == DecayKind::kPerHead)
+      inputs_.log_decay = at::full({H}, -0.02, wide);
+    else if (kind == DecayKind::kPerToken)
+      inputs_.log_decay = at::rand({B, T, H}, wide).mul_(-0.1);
+    else
+      inputs_.log_decay = at::rand({B, T, H, K}, wide).mul_(-0.1);
   }
   NamedTensors Run(WarpgroupUse warpgroups) {
     config_.warpgroups = warpgroups;
@@ -106,8 +110,8 @@ TEST_P(DecayRoutesGpuTest, GiveTheSameBitsInEveryRun) {
 
 INSTANTIATE_TEST_SUITE_P(All, DecayRoutesGpuTest,
                          testing::Combine(testing::ValuesIn(kFullSizes),
-                                          testing::Values(DecayKind::kPerHead,
-                                                          DecayKind::kPerToken)));
+                                          testing::Values(DecayKind::kPerHead, DecayKind::kPerToken,
+                                                          DecayKind::kPerTokenChannel)));
 
 }  // namespace
 }  // namespace halflife::kernels

@@ -105,8 +105,8 @@ void ExpectTensorCores(kernels::DecayAttentionArgs args) {
     EXPECT_NE(kernels::cuda::BackwardRoute(args, plan), kernels::cuda::Route::kSimt);
     const bool one_factor =
         !IsPerChannel(args.decay_kind) && args.norm_kind == kernels::NormKind::kNone;
-    // With one factor, the forward has wgmma blocks of 128 columns of V only. With decays of
-    // channels, it also has blocks of 64 columns, but a head must have one slice of K.
+    // With one factor, the recipes' heads have wgmma blocks of 128 columns of V. With decays of
+    // channels, there are also blocks of 64 columns, but a head must have one slice of K.
     const bool by_channels = IsPerChannel(args.decay_kind) &&
                              args.norm_kind == kernels::NormKind::kNone &&
                              (args.head_dim_k == 64 || args.head_dim_k == 128);

@@ -169,6 +169,9 @@ TEST_F(StepWaits, TheBackwardOfALayerConcatenatesNothing) {
     SCOPED_TRACE(mixer.back());
     EXPECT_EQ(concatenations(mixer, 3), concatenations(mixer, 2));
   }
+  // The count sees a layer that does.
+  const Settings joins = {"model.mixer=hgrn2"};
+  EXPECT_GT(concatenations(joins, 3), concatenations(joins, 2));
 }
 
 // The kernels that a layer launches per micro-batch in forward and backward, as the difference

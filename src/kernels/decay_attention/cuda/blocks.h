@@ -6,7 +6,6 @@
 // and the states; a slice of K has its own channels of dq, dk and the states. Everything that both
 // kinds of slices contribute to (scores, their gradients, gradients of decays and of key scales) is
 // linear in either.
-// gradients, gradients of decays and of key scales) is linear in either.
 #pragma once
 
 #include <cstdint>

@@ -364,7 +364,8 @@ void RunBackward(const Scan& given, const DecayAttentionGradArgs& grads,
                  cudaStream_t stream) {
   Scan scan = given.ByTiles();
   scan.operands = At<char>(scan.args.workspace, layout.operands);
-  if (!CanReadByRows(scan.args, grads.dout)) scan.state_warpgroups = false;
+  // grads.forward has all rows of the batch, scan.args those of a batch tile.
+  if (!CanReadByRows(grads.forward, grads.dout)) scan.state_warpgroups = false;
   MakeOperands(scan, stream);
   if (scan.backward_warpgroups || (scan.state_warpgroups && scan.num_segments > 1))
     MakeFactors(scan, layout.segments, stream);
