@@ -416,7 +416,8 @@ FIGURES = {
                                         "top": [{"name": "gemm<a|b>", "calls": 12, "ms": 90.0}]}},
     "ncu/per_head B2 T64 H2 D64": {"launches": [{"kernel": "void Scan<64>", "metrics": {
         "Duration": "185.2 us", "DRAM Throughput": "44 %", "Registers Per Thread": "128 register/thread"}}]},
-    "decode/gla 340m": {"early": 1000, "tokens": 10000, "early_ms_per_token": 2.0, "late_ms_per_token": 2.1, "ratio": 1.05},
+    "decode/gla 340m": {"precision": "bf16", "early": 1000, "tokens": 10000, "early_ms_per_token": 2.0,
+                        "late_ms_per_token": 2.1, "ratio": 1.05},
 }  # fmt: skip
 
 
@@ -448,7 +449,7 @@ class TablesTest(InAFolder):
                       "| weight_gradient | backward | [8] | 0.0400 | 1.50 x |  |",
                       "| 8 x 4, vocabulary 9 | 4.00 | 2.00 | 2.00 x | 900 | 90 |",
                       "| gla 340m | 374,000,000 | 8 x 2048 | 200.0 | 81,920 | 41.0% | 20.0 | 900 | 4 | 3 | 10.58 / 6.25 |",
-                      "| `gemm<a/b>` | 12 | 90.00 |", "| gla 340m | 1,000 / 10,000 | 2.000 | 2.100 | 1.05 |",
+                      "| `gemm<a/b>` | 12 | 90.00 |", "| gla 340m | bf16 | 1,000 / 10,000 | 2.000 | 2.100 | 1.05 |",
                       "| per_head B2 T64 H2 D64 | `void Scan<64>` | 185.2 us | 44 % |  |  | 128 register/thread |"):  # fmt: skip
             self.assertIn(words, text)
         self.assertNotIn("Not done", text)

@@ -205,10 +205,11 @@ void DeviceSchedule(const DecayAttentionArgs& args, const DeviceLimits& limits,
   }
   const int64_t num_states = int64_t{1} * args.num_sequences * args.num_heads;
   plan.forward_warpgroups = limits.warpgroups && cuda::CanUseWgmma(args, plan.forward);
-  // For short sequences, halving V gives more blocks than segments would. The wgmma scans keep their
-  // blocks: with one decay per token they have no narrower ones for K = 128, and take three quarters
-  // of the time of a scan by warps (bench/RESULTS.md).
-  if (!plan.forward_warpgroups && args.seq_len < 16 * std::max(args.head_dim_k, args.head_dim_v) &&
+  // For short sequences, halving V gives more blocks than segments would. With one decay per token,
+  // the wgmma scan has no such narrower blocks for K = 128; it takes three quarters of the time of
+  // a scan by warps (bench/RESULTS.md).
+  const bool has_narrower = !plan.forward_warpgroups || IsPerChannel(args.decay_kind);
+  if (has_narrower && args.seq_len < 16 * std::max(args.head_dim_k, args.head_dim_v) &&
       num_states * cuda::SlicesOf(args, plan.forward).count() < limits.num_sms)
     plan.forward.v = 64;
   plan.backward_warpgroups = limits.warpgroups && cuda::CanUseWgmmaBackward(args, plan.backward);

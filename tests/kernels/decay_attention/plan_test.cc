@@ -360,7 +360,7 @@ TEST(DecayAttentionPlan, ForwardByWarpgroupsWithDecaysOfChannels) {
   }
   EXPECT_EQ(cuda::DescribeRoute(ArgsOf({kChannel, 8, 2048, 4, 128, 256}),
                                 MakePlan(ArgsOf({kChannel, 8, 2048, 4, 128, 256}), kWarpgroups)),
-            "K 128, V 256, on tensor cores: forward in blocks of 128 x 128, 1 x 2 a head by "
+            "K 128, V 256, on tensor cores: forward in blocks of 128 x 64, 1 x 4 a head by "
             "warpgroups; backward in blocks of 128 x 128, 1 x 2 a head");
   EXPECT_FALSE(MakePlan(ArgsOf({kChannel, 8, 2048, 4, 256, 512}), kWarpgroups).forward_warpgroups);
 }

@@ -107,7 +107,7 @@ struct Place {
   bool exists;
 };
 
-// What a thread loads of a tile, in the type of the storage: x, delta and, in the backward, dy of
+// A thread's loads of a tile, in the type of the storage: x, delta and, in the backward, dy of
 // the tokens that it owns; an element of b or c; whether a document starts at the token with the
 // number of the thread's lane in the warp. The bias is loaded with them rather than once: the
 // backward has no register for it.
@@ -143,7 +143,7 @@ HL_DEVICE void LoadTile(const Place& place, const ScanShape<T, float>& shape, co
                 shape.starts[place.first_token + of_start];
 }
 
-// What the lanes of a channel need of a token; zeros for tokens that do not exist.
+// The values of a token for all lanes of a channel; zeros for tokens that do not exist.
 struct alignas(16) TokenValues {
   float step, input, x, dy;  // input: step x
 };
@@ -284,7 +284,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   StoreRowStates(place, h, results.final);
 }
 
-// What the backward carries from tile to tile.
+// The state of the backward between tiles.
 struct Adjoint {
   float later[kStates];        // gradients of the lane's states, from the later tokens
   float da[kStates] = {};      // of the lane's states, over the tokens of the row

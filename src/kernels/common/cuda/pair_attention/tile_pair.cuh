@@ -276,7 +276,7 @@ struct PlainPolynomial {
 
   float a0, a1, a2, slope0, slope1;
 };
-// What it needs of a query: 1 and 0 if the output is not divided.
+// The factors of a query: 1 and 0 if the output is not divided.
 struct PlainQuery {
   float inverse, delta;
 };
