@@ -222,6 +222,21 @@ TEST(CudaWarpgroupGradients, ANanStaysInItsDocument) {
   }
 }
 
+// The tokens are in the middle of a base block of 8, in which weights of later keys are zero, too.
+TEST(CudaWarpgroupGradients, ANanInAValueHasNoEffectOnEarlierQueries) {
+  const ProblemShape shape =
+      ByWarpgroups({.seq_len = 100, .heads = 1, .dim_v = 128, .block_v = 128});
+  Problem clean(shape);
+  GradientsOf(clean);
+  for (const int token : {36, 37}) {
+    Problem poisoned(shape);
+    poisoned.v_.Set(0, token, 0, 0, std::numeric_limits<float>::quiet_NaN());
+    GradientsOf(poisoned);
+    ExpectSameTokens(poisoned.answer_.dq, clean.answer_.dq, 0, token);
+    EXPECT_TRUE(std::isnan(poisoned.answer_.dq.Get(0, token, 0, 0)));
+  }
+}
+
 TEST(CudaWarpgroupGradients, OnlyThoseOfKeyScalesAndFewChunksForManySegments) {
   const ProblemShape shape =
       ByWarpgroups({.seq_len = 70, .heads = 1, .key_scale = true, .num_segments = 4});
