@@ -77,8 +77,8 @@ Float8Matrix Float8Weights::Find(const at::Tensor& weight, bool transposed) {
   Copy& copy = copies_[{weight.const_data_ptr(), {weight.size(0), transposed}}];
   if (!copy.weight.defined()) {
     copy.weight = weight.detach();
-    SetFloat8Weights(copy.weight,
-                     nullptr);  // detach() copies the mark, which refers to this object
+    // detach() copies the mark, which refers to this object.
+    SetFloat8Weights(copy.weight, nullptr);
     copy.matrix = EmptyFloat8(rows, width, weight);
   }
   if (std::exchange(copy.stale, false)) ConvertWeight(weight, transposed, copy.matrix);

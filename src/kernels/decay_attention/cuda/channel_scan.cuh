@@ -209,7 +209,6 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   const ChannelShared<Config> smem = CarveChannelScan<Config>(raw);
   const DecayAttentionArgs& args = params.args;
   const BlockIndex block_index = MakeBlockIndex(args, params.shape, params.checkpoint_every);
-  const int64_t state_elements = int64_t{1} * args.head_dim_k * args.head_dim_v;
   const StateRows rows = {args.head_dim_k, args.head_dim_v, block_index.key_slice * kK,
                           block_index.slice * kV + WarpId() * 16};
   const KeySumChannels channels = MakeKeySumChannels<kK>(args, block_index);
@@ -217,14 +216,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   const int thread = static_cast<int>(threadIdx.x);
 
   float state[kK / 8][4];
-  Clear(state);
-  if (params.segment_states != nullptr) {
-    LoadState<true>(state, params.segment_states + block_index.piece * state_elements, rows);
-  } else if (args.initial_state != nullptr) {
-    LoadState<true>(
-        state, static_cast<const float*>(args.initial_state) + block_index.state * state_elements,
-        rows);
-  }
+  LoadFirstState(state, params, block_index, rows);
   float key_sum = 0;  // for the thread's channel
   if (Config::kNormalised && thread < kK)
     key_sum = FirstKeySum(params.key_sums, args, block_index, channels, thread);
@@ -263,9 +255,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     StoreTile(out, stage_out, RowsAt(out_rows, params.out, at.tile), at.tile.length);
     TileState<Config>(state, values, operands.k, operands.transition);
   });
-  if (args.final_state != nullptr && block_index.stops)
-    StoreState<true>(
-        state, static_cast<float*>(args.final_state) + block_index.state * state_elements, rows);
+  StoreFinalState(state, params, block_index, rows);
   if (Config::kNormalised && thread < kK)
     StoreFinalKeySum(params.key_sums, args, block_index, channels, thread, key_sum);
 }

@@ -156,19 +156,11 @@ HL_DEVICE void ConsumeChannelChunks(const ChannelWarpgroupShared<Config>& smem,
                                     const ChunkScanParams& params, const BlockIndex& block_index) {
   constexpr int kK = Config::kK, kV = Config::kV;
   const DecayAttentionArgs& args = params.args;
-  const int64_t state_elements = int64_t{1} * args.head_dim_k * args.head_dim_v;
   const StateRows rows = {args.head_dim_k, args.head_dim_v, /*row=*/0,
                           block_index.slice * kV + WarpId() * 16};
   bf16* const stage_out = smem.out + WarpId() * kOutTokens * 16;
   float state[kK / 8][4];
-  Clear(state);
-  if (params.segment_states != nullptr) {
-    LoadState<true>(state, params.segment_states + block_index.piece * state_elements, rows);
-  } else if (args.initial_state != nullptr) {
-    LoadState<true>(
-        state, static_cast<const float*>(args.initial_state) + block_index.state * state_elements,
-        rows);
-  }
+  LoadFirstState(state, params, block_index, rows);
 #pragma unroll 1
   for (int index = block_index.begin; index < block_index.end; ++index) {
     const int step = index - block_index.begin, stage = step % Config::kStages;
@@ -198,9 +190,7 @@ HL_DEVICE void ConsumeChannelChunks(const ChannelWarpgroupShared<Config>& smem,
     __syncwarp();
     if (LaneId() == 0) MbarrierArrive(smem.empty + stage);
   }
-  if (args.final_state != nullptr && block_index.stops)
-    StoreState<true>(
-        state, static_cast<float*>(args.final_state) + block_index.state * state_elements, rows);
+  StoreFinalState(state, params, block_index, rows);
 }
 
 #endif  // HL_HAS_WGMMA
@@ -244,19 +234,6 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
 #endif
 }
 
-// A map of an array of ChannelChunks, in boxes of one chunk and head.
-inline TensorMap MapOfChunks(const void* data, int64_t chunk_heads, int columns, const char* name) {
-  TileSource source;
-  source.data = data;
-  source.num_rows = chunk_heads * kChunk;
-  source.num_cols = columns;
-  source.row_bytes = int64_t{2} * columns;
-  source.element_bytes = 2;
-  source.box_rows = kChunk;
-  source.name = name;
-  return MakeTensorMap(source);
-}
-
 template <int kK, int kV>
 void LaunchChannelWarpgroupScan(const ChunkScanParams& params, cudaStream_t stream) {
   using Config = ChannelWarpgroupConfig<kK, kV>;
@@ -265,9 +242,9 @@ void LaunchChannelWarpgroupScan(const ChunkScanParams& params, cudaStream_t stre
   const int64_t chunk_heads =
       MaxStatesInBatchTile(args, params.shape.num_sequences, /*num_parts=*/1);
   const ChannelWarpgroupMaps maps = {
-      MapOfChunks(chunks.queries, chunk_heads, kK, "queries of chunks"),
-      MapOfChunks(chunks.keys, chunk_heads, kK, "keys of chunks"),
-      MapOfChunks(chunks.scores, chunk_heads, kChunk, "scores of chunks"),
+      MapOfTiles(chunks.queries, chunk_heads, kChunk, kK, "queries of chunks"),
+      MapOfTiles(chunks.keys, chunk_heads, kChunk, kK, "keys of chunks"),
+      MapOfTiles(chunks.scores, chunk_heads, kChunk, kChunk, "scores of chunks"),
       MapOfRows(args.v, args, params.shape, args.num_v_heads, args.head_dim_v, "v")};
   Launch({NumBlocks(args, params.shape), Config::kThreads, Config::kSmemBytes,
           "decay attention scan by warpgroups, decays of channels"},

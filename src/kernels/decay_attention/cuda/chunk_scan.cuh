@@ -174,6 +174,33 @@ HL_DEVICE void SaveTerm(const float (&state)[Config::kK / 8][4], bf16* stage, bf
   }
 }
 
+// Loads the warp's rows of the state before the block's first chunk: from the scan over segments,
+// or the given one. Without either, the state is zero.
+template <int kTiles>
+HL_DEVICE void LoadFirstState(float (&state)[kTiles][4], const ChunkScanParams& params,
+                              const BlockIndex& block_index, const StateRows& rows) {
+  const DecayAttentionArgs& args = params.args;
+  const int64_t state_elements = int64_t{1} * args.head_dim_k * args.head_dim_v;
+  Clear(state);
+  if (params.segment_states != nullptr) {
+    LoadState<true>(state, params.segment_states + block_index.piece * state_elements, rows);
+  } else if (args.initial_state != nullptr) {
+    LoadState<true>(
+        state, static_cast<const float*>(args.initial_state) + block_index.state * state_elements,
+        rows);
+  }
+}
+// Stores the state after a sequence if it ends in this block and is wanted.
+template <int kTiles>
+HL_DEVICE void StoreFinalState(float (&state)[kTiles][4], const ChunkScanParams& params,
+                               const BlockIndex& block_index, const StateRows& rows) {
+  const DecayAttentionArgs& args = params.args;
+  if (args.final_state == nullptr || !block_index.stops) return;
+  const int64_t state_elements = int64_t{1} * args.head_dim_k * args.head_dim_v;
+  StoreState<true>(
+      state, static_cast<float*>(args.final_state) + block_index.state * state_elements, rows);
+}
+
 // Stores the state before chunk `index` if a group starts there and the forward keeps checkpoints.
 // The warp's stage has kRows tokens.
 template <typename Config, int kRows>
@@ -213,7 +240,6 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
 
   const DecayAttentionArgs& args = params.args;
   const BlockIndex block_index = MakeBlockIndex(args, params.shape, params.checkpoint_every);
-  const int64_t state_elements = int64_t{1} * args.head_dim_k * args.head_dim_v;
   const StateRows rows = {args.head_dim_k, args.head_dim_v, block_index.key_slice * kK,
                           block_index.slice * kV + WarpId() * 16};
   const KeySumChannels channels = MakeKeySumChannels<kK>(args, block_index);
@@ -221,14 +247,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   const int thread = static_cast<int>(threadIdx.x);
 
   float state[kK / 8][4];
-  Clear(state);
-  if (params.segment_states != nullptr) {
-    LoadState<true>(state, params.segment_states + block_index.piece * state_elements, rows);
-  } else if (args.initial_state != nullptr) {
-    LoadState<true>(
-        state, static_cast<const float*>(args.initial_state) + block_index.state * state_elements,
-        rows);
-  }
+  LoadFirstState(state, params, block_index, rows);
   if (Config::kNormalised && thread < kK)
     key_sums.state[thread] = FirstKeySum(params.key_sums, args, block_index, channels, thread);
   if (block_index.begin < block_index.end) {
@@ -276,9 +295,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     AccumulateOuter<kV, kK>(state, v, k, tables.outgoing_scaled);
     if constexpr (Config::kNormalised) AdvanceKeySums(key_sums, k, tables, resets);
   }
-  if (args.final_state != nullptr && block_index.stops)
-    StoreState<true>(
-        state, static_cast<float*>(args.final_state) + block_index.state * state_elements, rows);
+  StoreFinalState(state, params, block_index, rows);
   if constexpr (Config::kNormalised) {
     __syncthreads();
     if (thread < kK)

@@ -490,19 +490,6 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
 #endif
 }
 
-// A tensor map over the states [kK, kV] of a batch tile's chunks, stacked along the rows.
-inline TensorMap MapOfStates(void* states, int64_t num_states, int k, int v, const char* name) {
-  TileSource source;
-  source.data = states;
-  source.num_rows = num_states * k;
-  source.num_cols = v;
-  source.row_bytes = int64_t{2} * v;
-  source.element_bytes = 2;
-  source.box_rows = k;
-  source.name = name;
-  return MakeTensorMap(source);
-}
-
 template <int kK, int kV>
 void LaunchWarpgroupGradients(const ReverseScanParams& params, cudaStream_t stream) {
   using Config = WarpgroupGradConfig<kK, kV>;
@@ -517,8 +504,8 @@ void LaunchWarpgroupGradients(const ReverseScanParams& params, cudaStream_t stre
                              map(args.k, args.num_k_heads, args.head_dim_k, "k"),
                              map(args.v, args.num_v_heads, args.head_dim_v, "v"),
                              map(params.grads.dout, args.num_heads, args.head_dim_v, "dout"),
-                             MapOfStates(params.states, num_states, kK, kV, "states"),
-                             MapOfStates(params.adjoints, num_states, kK, kV, "adjoints")};
+                             MapOfTiles(params.states, num_states, kK, kV, "states"),
+                             MapOfTiles(params.adjoints, num_states, kK, kV, "adjoints")};
   Launch({static_cast<unsigned>(num_states), Config::kThreads, Config::kSmemBytes,
           "decay attention gradients by warpgroups"},
          stream, WarpgroupGradientsKernel<Config>, params, maps);

@@ -291,19 +291,11 @@ HL_DEVICE void ConsumeChunks(const WarpgroupScanShared<Config>& smem, const Chun
                              const BlockIndex& block_index) {
   constexpr int kK = Config::kK, kV = Config::kV;
   const DecayAttentionArgs& args = params.args;
-  const int64_t state_elements = int64_t{1} * args.head_dim_k * args.head_dim_v;
   const StateRows rows = {args.head_dim_k, args.head_dim_v, block_index.key_slice * kK,
                           block_index.slice * kV + WarpId() * 16};
   bf16* const stage_out = smem.out + WarpId() * kOutTokens * 16;
   float state[kK / 8][4];
-  Clear(state);
-  if (params.segment_states != nullptr) {
-    LoadState<true>(state, params.segment_states + block_index.piece * state_elements, rows);
-  } else if (args.initial_state != nullptr) {
-    LoadState<true>(
-        state, static_cast<const float*>(args.initial_state) + block_index.state * state_elements,
-        rows);
-  }
+  LoadFirstState(state, params, block_index, rows);
 #pragma unroll 1
   for (int index = block_index.begin; index < block_index.end; ++index) {
     const int step = index - block_index.begin, stage = step % Config::kStages;
@@ -337,9 +329,7 @@ HL_DEVICE void ConsumeChunks(const WarpgroupScanShared<Config>& smem, const Chun
     __syncwarp();
     if (LaneId() == 0) MbarrierArrive(smem.empty + stage);
   }
-  if (args.final_state != nullptr && block_index.stops)
-    StoreState<true>(
-        state, static_cast<float*>(args.final_state) + block_index.state * state_elements, rows);
+  StoreFinalState(state, params, block_index, rows);
 }
 
 #endif  // HL_HAS_WGMMA

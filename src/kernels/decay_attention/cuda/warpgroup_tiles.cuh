@@ -96,6 +96,20 @@ HL_DEVICE void ClearRows(bf16* tile, int columns, int length, int thread, int th
 
 #endif  // HL_HAS_WGMMA
 
+// A tensor map over tiles [rows, columns] without gaps, stacked along the rows, in boxes of one
+// tile.
+inline TensorMap MapOfTiles(const void* tiles, int64_t num_tiles, int rows, int columns,
+                            const char* name) {
+  TileSource source;
+  source.data = tiles;
+  source.num_rows = num_tiles * rows;
+  source.num_cols = columns;
+  source.row_bytes = int64_t{2} * columns;
+  source.element_bytes = 2;
+  source.box_rows = rows;
+  source.name = name;
+  return MakeTensorMap(source);
+}
 // A tensor map over a tensor's rows of the batch, up to the last row of a batch tile, as one matrix
 // with adjacent heads as columns, in boxes of one chunk.
 struct RowsMap {
