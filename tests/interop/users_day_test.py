@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """The documented commands of a whole project, one after the other: two sources become datasets, a
 model trains on a blend of them with two validation sets, is tuned on conversations with LoRA, is
-served, scored as lm-evaluation-harness does it, continues many prompts, and is loaded by
-transformers.
+served, evaluated by lm-evaluation-harness, continues many prompts, and is loaded by transformers.
 
     .venv-compare/bin/python tests/interop/users_day_test.py build/cpu/src/cli/halflife
 """
 
 import json
+import math
+import os
 import pathlib
 import re
 import signal
@@ -18,6 +19,7 @@ import unittest
 import urllib.request
 
 try:
+    import lm_eval  # noqa: F401  (run as a program)
     import torch
     from transformers import AutoModelForCausalLM
 except ImportError as error:
@@ -48,6 +50,31 @@ CHATS = """
 data { path: "data/chats" seq_len: 128 }
 train { steps: 10 }
 lora { rank: 4 alpha: 8 }
+"""
+# Tasks of lm-evaluation-harness on local files. last_words is defined like lambada_openai.
+LAST_WORDS = """
+task: last_words
+dataset_path: json
+dataset_kwargs: {data_files: {test: last_words.jsonl}}
+test_split: test
+output_type: loglikelihood
+doc_to_text: "{{text.split(' ')[:-1]|join(' ')}}"
+doc_to_target: "{{' '+text.split(' ')[-1]}}"
+metric_list:
+  - {metric: perplexity, aggregation: perplexity, higher_is_better: false}
+  - {metric: acc, aggregation: mean, higher_is_better: true}
+"""
+CONTINUATIONS = """
+task: continuations
+dataset_path: json
+dataset_kwargs: {data_files: {test: continuations.jsonl}}
+test_split: test
+output_type: generate_until
+doc_to_text: "{{prompt}}"
+doc_to_target: "{{text}}"
+generation_kwargs: {until: ["w"], max_gen_toks: 12, temperature: 0}
+metric_list:
+  - {metric: exact_match, aggregation: mean, higher_is_better: true}
 """
 
 
@@ -120,15 +147,43 @@ class UsersDay(unittest.TestCase):
         messages = [{"role": "user", "content": "3 + 1?"}]
         answer = self.post(f"{address}/chat/completions", {"messages": messages, "max_tokens": 8, "seed": 1})
         self.assertIsInstance(answer["choices"][0]["message"]["content"], str)
-        # What lm-evaluation-harness sends for the log-likelihood of a continuation.
-        ids = [[byte + 3 for byte in text.encode()] for text in ("In the beginning was", "def f7(x):  return x + 7")]
-        for row, expected in zip(ids, self.score(ids)):
-            reply = self.post(f"{address}/completions", {"prompt": row, "echo": True, "logprobs": 1, "max_tokens": 1,
-                                                         "temperature": 0, "seed": 1234})
-            scores = reply["choices"][0]["logprobs"]["token_logprobs"]
-            self.assertIsNone(scores[0])
-            for own, other in zip(scores[1:len(row)], expected, strict=True):
-                self.assertAlmostEqual(own, other, delta=1e-4)
+
+    def evaluate(self, address):
+        """Runs lm-evaluation-harness against the server. Returns its results and logged samples, by task."""
+        for name, task in (("last_words", LAST_WORDS), ("continuations", CONTINUATIONS)):
+            self.write(f"{name}.yaml", task)
+        arguments = f"model=chat,base_url={address}/completions,tokenizer_backend=remote,num_concurrent=4"
+        command = [sys.executable, "-m", "lm_eval", "--model", "local-completions", "--tasks",
+                   "last_words,continuations", "--include_path", ".", "--model_args", arguments, "--log_samples",
+                   "--output_path", "scores"]
+        environment = {**os.environ, "HF_HOME": str(self.folder / "hf_home")}
+        done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 0, f"{done.stdout}\n{done.stderr}")
+        [results] = self.folder.glob("scores/**/results_*.json")
+        samples = {path.name.split("_20")[0]: [json.loads(line) for line in path.read_text().splitlines()]
+                   for path in self.folder.glob("scores/**/samples_*.jsonl")}
+        return json.loads(results.read_text())["results"], samples
+
+    def check_harness(self, address):
+        texts = [f"In the beginning was word number {i} of many." for i in range(0, 60, 3)] + ["def f7(x):  return x + 7"]
+        prompts = [f"In the beginning was word number {i}" for i in range(6)]
+        self.write("last_words.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in texts))
+        self.write("prompts.jsonl", "".join(json.dumps(prompt) + "\n" for prompt in prompts))
+        lines = self.run_program("generate", "--model", "runs/chat", "--prompts", "prompts.jsonl", "--max-tokens", "12",
+                                 "--temperature", "0", "--stop", "w").splitlines()
+        continued = [{"prompt": prompt, "text": json.loads(line)["text"]} for prompt, line in zip(prompts, lines)]
+        self.write("continuations.jsonl", "".join(json.dumps(row) + "\n" for row in continued))
+
+        self.assertTrue(any(row["text"] for row in continued), continued)
+        results, samples = self.evaluate(address)
+        self.assertEqual(results["continuations"]["exact_match,none"], 1, samples["samples_continuations"])
+        scores = self.score([[byte + 3 for byte in text.encode()] for text in texts])
+        sums = [sum(row[len(text.rpartition(" ")[0].encode()) - 1:]) for text, row in zip(texts, scores)]
+        logged = sorted(samples["samples_last_words"], key=lambda sample: sample["doc_id"])
+        self.assertEqual(len(logged), len(texts))
+        for sample, expected in zip(logged, sums):
+            self.assertAlmostEqual(float(sample["resps"][0][0][0]), expected, delta=1e-4)
+        self.assertAlmostEqual(math.log(results["last_words"]["perplexity,none"]), -sum(sums) / len(sums), delta=1e-4)
 
     def generate(self):
         prompts = [f"In the beg{'i' * i}" for i in range(5)]
@@ -156,6 +211,7 @@ class UsersDay(unittest.TestCase):
         self.tune()
         server, address = self.serve()
         self.check_answers(address)
+        self.check_harness(address)
         server.send_signal(signal.SIGTERM)
         server.communicate(timeout=60)
         self.assertEqual(server.returncode, 0)
