@@ -337,9 +337,9 @@ MUTATIONS = make_table({
     ],
     "decay attention: chunks with a decay per channel (WGMMA)": [
         Mutation("values after the end of a chunk are not cleared",
-                 "src/kernels/decay_attention/cuda/channel_warpgroup_scan.cuh",
-                 "if (length == kChunk) return;",
-                 "if (length <= kChunk) return;",
+                 "src/kernels/common/cuda/warpgroup_tiles.cuh",
+                 "if (length == kTileRows) return;",
+                 "if (length <= kTileRows) return;",
                  "tests/kernels/decay_attention/cuda/channel_warpgroup_scan_test.cc"),
         Mutation("a stage is refilled after the first warp has released it",
                  "src/kernels/decay_attention/cuda/channel_warpgroup_scan.cuh",

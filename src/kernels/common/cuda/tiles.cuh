@@ -1,5 +1,5 @@
 // Device functions for bf16 tiles of 64 rows: loads into shared memory, fragments for the tensor
-// cores, and stores of accumulators.
+// cores, stores of accumulators, and states [K, V] in accumulators, 16 rows per warp.
 //
 // Within each row of a tile [64, kDim], units of 8 elements are permuted (unit ^ row % 8), so that
 // the eight rows that an ldmatrix reads at one column are in different banks.
@@ -178,7 +178,48 @@ HL_DEVICE float SumOverLanes(float (&x)[kCount]) {
   return x[0];
 }
 
+// Multiplies column n of the accumulators by factor[n].
+template <int kTiles>
+HL_DEVICE void ScaleAccumulatorColumns(float (&d)[kTiles][4], const float* factor) {
+  const int lane = FreshLaneId();
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+    const float f0 = factor[8 * n + lane % 4 * 2], f1 = factor[8 * n + lane % 4 * 2 + 1];
+    d[n][0] *= f0;
+    d[n][1] *= f1;
+    d[n][2] *= f0;
+    d[n][3] *= f1;
+  }
+}
+
 // ---- stores ----
+
+// Transposes a 4 x 4 matrix over four adjacent lanes: word j of lane i becomes word i of lane j.
+HL_DEVICE void TransposeQuad(uint32_t (&words)[4]) {
+  const bool odd = LaneId() % 2 != 0, upper = LaneId() % 4 / 2 != 0;
+#pragma unroll
+  for (int n = 0; n < 4; n += 2) {
+    const uint32_t got = __shfl_xor_sync(kFullWarp, odd ? words[n] : words[n + 1], 1);
+    words[n] = odd ? got : words[n];
+    words[n + 1] = odd ? words[n + 1] : got;
+  }
+  // In even lanes, words n and n + 1 now belong to tile n (the lane's own and the neighbour's); in
+  // odd lanes, to tile n + 1.
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    const uint32_t got = __shfl_xor_sync(kFullWarp, upper ? words[n] : words[n + 2], 2);
+    words[n] = upper ? got : words[n];
+    words[n + 2] = upper ? words[n + 2] : got;
+  }
+}
+// Row g (half 1: row g + 8) of four adjacent accumulators: lane t gets the 8 columns from 8 t on.
+HL_DEVICE uint4 RowOfQuad(const float (*d)[4], int half) {
+  uint32_t words[4];
+#pragma unroll
+  for (int n = 0; n < 4; ++n) words[n] = PackBf16(d[n][2 * half], d[n][2 * half + 1]);
+  TransposeQuad(words);
+  return make_uint4(words[0], words[1], words[2], words[3]);
+}
 
 // Exchanges values between the lanes of rows g and g ^ 1. From (row g, columns 2t, 2t+1), a lane
 // keeps column 2t + g % 2 of rows g & ~1 and (g & ~1) + 1.
@@ -235,6 +276,60 @@ HL_DEVICE void StoreTransposed(const float (&d)[kTileRows / 8][4], bf16* stage, 
     part.data += first * rows.stride_t * static_cast<int>(sizeof(bf16));
     FlushTransposed<kRows>(stage, part, length - first, column);
   }
+}
+
+// ---- states, 16 rows per warp ----
+
+// A warp's part of a contiguous matrix [rows, columns] that accumulators hold (kTransposed: as its
+// transpose).
+struct StateRows {
+  int rows, columns;  // of the matrix
+  int row,
+      // of the warp's first row and the tile's first column; kTransposed: the other way round
+      column;
+};
+HL_DEVICE float StateValue(const float* data) { return *data; }
+HL_DEVICE float StateValue(const bf16* data) { return ToFloat(*data); }
+
+// Calls visit(accumulator element, pointer to its element in memory) for existing elements.
+// Pointers advance by constants, because 64-bit addresses of all elements at once would take more
+// registers than the state.
+template <bool kTransposed, int kTiles, typename T, typename Visit>
+HL_DEVICE void VisitState(float (&d)[kTiles][4], T* data, const StateRows& shape,
+                          const Visit& visit) {
+  const int lane = FreshLaneId();
+  const int first_row = shape.row + (kTransposed ? lane % 4 * 2 : lane / 4);
+  const int first_column = shape.column + (kTransposed ? lane / 4 : lane % 4 * 2);
+  T* element = data + (first_row * shape.columns + first_column);
+  // Distances to the next tile, eight accumulator rows, and one accumulator column.
+  const int tile = kTransposed ? 8 * shape.columns : 8;
+  const int down = kTransposed ? 8 : 8 * shape.columns, right = kTransposed ? shape.columns : 1;
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = first_row + (kTransposed ? 8 * n + i % 2 : i / 2 * 8);
+      const int column = first_column + (kTransposed ? i / 2 * 8 : 8 * n + i % 2);
+      if (row < shape.rows && column < shape.columns)
+        visit(d[n][i], element + (i / 2 * down + i % 2 * right));
+    }
+    element += tile;
+  }
+}
+template <bool kTransposed, int kTiles, typename T>
+HL_DEVICE void LoadState(float (&d)[kTiles][4], const T* data, const StateRows& shape) {
+  Clear(d);
+  VisitState<kTransposed>(d, data, shape,
+                          [](float& x, const T* element) { x = StateValue(element); });
+}
+template <bool kTransposed, int kTiles, typename T>
+HL_DEVICE void AddState(float (&d)[kTiles][4], const T* data, const StateRows& shape) {
+  VisitState<kTransposed>(d, data, shape,
+                          [](float& x, const T* element) { x += StateValue(element); });
+}
+template <bool kTransposed, int kTiles>
+HL_DEVICE void StoreState(float (&d)[kTiles][4], float* data, const StateRows& shape) {
+  VisitState<kTransposed>(d, data, shape, [](float& x, float* element) { *element = x; });
 }
 
 }  // namespace halflife::kernels::tiles

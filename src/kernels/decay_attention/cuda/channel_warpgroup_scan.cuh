@@ -88,29 +88,6 @@ HL_DEVICE void LoadChannelChunks(const ChannelWarpgroupShared<Config>& smem,
   }
 }
 
-// Clears the columns from `length` on in an A fragment whose first column is k.
-HL_DEVICE void ClearColumns(uint32_t (&a)[4], int k, int length) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int column = k + 8 * half + FreshLaneId() % 4 * 2;
-    const uint32_t kept =
-        (column < length ? 0xffffu : 0u) | (column + 1 < length ? 0xffff0000u : 0u);
-    a[2 * half] &= kept;
-    a[2 * half + 1] &= kept;
-  }
-}
-// Loads v^T for the warp's 16 rows.
-HL_DEVICE void LoadOwnValues(uint32_t (&a)[kChunk / 16][4], const bf16* v, int length) {
-  const bf16* const own_v = v + WarpId() / 4 * kPieceElements;
-  const int columns_v = ColumnsFirst<kPieceColumns>(FreshLaneId());
-#pragma unroll
-  for (int j = 0; j < kChunk / 16; ++j)
-    LoadFragment<kPieceColumns, true>(a[j], own_v, columns_v, 16 * j, WarpId() % 4 * 16);
-  if (length == kChunk) return;
-#pragma unroll
-  for (int j = 0; j < kChunk / 16; ++j) ClearColumns(a[j], 16 * j, length);
-}
-
 // Starts out^T = S^T queries^T + v^T scores^T, as one group. `rounded`: S^T.
 template <typename Config>
 HL_DEVICE void BeginChannelOutput(float (&out)[kChunk / 8][4],
@@ -118,34 +95,21 @@ HL_DEVICE void BeginChannelOutput(float (&out)[kChunk / 8][4],
                                   uint32_t (&v)[kChunk / 16][4], const bf16* queries,
                                   const bf16* scores) {
   Clear(out);
-  FenceRegisters(TileOf(out));
+  FenceTiles(out);
   FenceOperands(rounded);
   FenceOperands(v);
   WgmmaFence();
-#pragma unroll
-  for (int j = 0; j < Config::kK / 16; ++j) {
-    const uint64_t tile = TileDescriptor(queries + j / 4 * kPieceElements);
-    WgmmaM64N64K16(TileOf(out), rounded[j], AdvanceTile(tile, 32 * (j % 4)));
-  }
-#pragma unroll
-  for (int j = 0; j < kChunk / 16; ++j)
-    WgmmaM64N64K16(TileOf(out), v[j], AdvanceTile(TileDescriptor(scores), 32 * j));
+  IssueTimesTransposed(out, rounded, queries);
+  IssueTimesTransposed(out, v, scores);
   WgmmaCommit();
 }
 // Starts S^T += v^T keys.
 template <typename Config>
 HL_DEVICE void BeginChannelState(float (&state)[Config::kK / 8][4],
                                  const uint32_t (&v)[kChunk / 16][4], const bf16* keys) {
-#pragma unroll
-  for (int piece = 0; piece < Config::kK / 64; ++piece) FenceRegisters(TileOf(state + 8 * piece));
+  FenceTiles(state);
   WgmmaFence();
-#pragma unroll
-  for (int piece = 0; piece < Config::kK / 64; ++piece) {
-    const uint64_t tile = TileDescriptor(keys + piece * kPieceElements);
-#pragma unroll
-    for (int j = 0; j < kChunk / 16; ++j)
-      WgmmaM64N64K16OfRows(TileOf(state + 8 * piece), v[j], AdvanceTile(tile, 128 * 16 * j));
-  }
+  IssueTimes(state, v, keys);
   WgmmaCommit();
 }
 
@@ -184,8 +148,7 @@ HL_DEVICE void ConsumeChannelChunks(const ChannelWarpgroupShared<Config>& smem,
         RowsOf(params.out, chunk, block_index.head, block_index.slice * kV, args.head_dim_v);
     StoreTokens<kOutTokens>(out, stage_out, target, chunk.length, WarpId() * 16);
     WgmmaWait<0>();
-#pragma unroll
-    for (int piece = 0; piece < kK / 64; ++piece) FenceRegisters(TileOf(state + 8 * piece));
+    FenceTiles(state);
     KeepRegisters(v);
     __syncwarp();
     if (LaneId() == 0) MbarrierArrive(smem.empty + stage);

@@ -1,5 +1,5 @@
 // The interface between warpgroup_states.cuh and warpgroup_gradients.cuh: the layout of factors and
-// states in global memory, and stores that combine four lanes' accumulators into units of 16 bytes.
+// states in global memory.
 #pragma once
 
 #include "kernels/decay_attention/cuda/reverse.cuh"
@@ -61,33 +61,6 @@ HL_DEVICE StateBlock BlockOf(const Params& params, void* states, const BlockInde
       StateSlot(params, row / k * shape.num_slices + column / v, block_index.head, first_chunk);
   return {static_cast<bf16*>(states) + slot * (k * v) + row % k * v + column % v, first_chunk, v,
           int64_t{1} * args.num_heads * shape.num_parts() * (k * v)};
-}
-
-// Transposes a 4 x 4 matrix over four adjacent lanes: word j of lane i becomes word i of lane j.
-HL_DEVICE void TransposeQuad(uint32_t (&words)[4]) {
-  const bool odd = LaneId() % 2 != 0, upper = LaneId() % 4 / 2 != 0;
-#pragma unroll
-  for (int n = 0; n < 4; n += 2) {
-    const uint32_t got = __shfl_xor_sync(kFullWarp, odd ? words[n] : words[n + 1], 1);
-    words[n] = odd ? got : words[n];
-    words[n + 1] = odd ? words[n + 1] : got;
-  }
-  // In even lanes, words n and n + 1 now belong to tile n (the lane's own and the neighbour's); in
-  // odd lanes, to tile n + 1.
-#pragma unroll
-  for (int n = 0; n < 2; ++n) {
-    const uint32_t got = __shfl_xor_sync(kFullWarp, upper ? words[n] : words[n + 2], 2);
-    words[n] = upper ? got : words[n];
-    words[n + 2] = upper ? words[n + 2] : got;
-  }
-}
-// Row g (half 1: row g + 8) of four adjacent accumulators: lane t gets the 8 columns from 8 t on.
-HL_DEVICE uint4 RowOfQuad(const float (*d)[4], int half) {
-  uint32_t words[4];
-#pragma unroll
-  for (int n = 0; n < 4; ++n) words[n] = PackBf16(d[n][2 * half], d[n][2 * half + 1]);
-  TransposeQuad(words);
-  return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
 }  // namespace halflife::kernels::decay

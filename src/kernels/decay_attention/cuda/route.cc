@@ -75,15 +75,6 @@ bool HasWholeUnits(const TensorView& x) {
          reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
 }
 
-// Whether a bulk copy can read x as a matrix with rows [B T] and adjacent heads as columns [H dim].
-bool IsMatrixOfRows(const TensorView& x, int batch, int heads, int dim) {
-  constexpr int64_t kUnit = 8;  // elements of 16 bytes
-  return x.stride_t > 0 && (heads - 1) * x.stride_h + dim <= x.stride_t &&
-         x.stride_t % kUnit == 0 && x.stride_h % kUnit == 0 &&
-         (batch == 1 || x.stride_b % x.stride_t == 0) &&
-         reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
-}
-
 std::string DescribeBlock(const DecayAttentionArgs& args, const DecayBlock& block) {
   if (block.k == 0) return "token by token, as no block fits the shared memory";
   const Slices slices = SlicesOf(args, block);

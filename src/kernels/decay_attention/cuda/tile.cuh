@@ -1,6 +1,6 @@
-// Device steps that the scans over chunks share, in addition to those for tiles
-// (kernels/common/cuda/tiles.cuh): a block's part of the problem, the decay tables of a chunk,
-// partial sums that several blocks complete, and states [kK, kV] in accumulators, 16 rows per warp.
+// Device steps that the scans over chunks share, in addition to those for tiles and states
+// (kernels/common/cuda/tiles.cuh): a block's part of the problem, the decay tables of a chunk, and
+// partial sums that several blocks complete.
 #pragma once
 
 #include "kernels/common/cuda/tiles.cuh"
@@ -86,20 +86,6 @@ HL_DEVICE void ScaleColumns(uint32_t (&a)[4], const float* factor, int k) {
   a[1] = ScalePair(a[1], f0, f1);
   a[2] = ScalePair(a[2], f8, f9);
   a[3] = ScalePair(a[3], f8, f9);
-}
-
-// Multiplies column n of the accumulators by factor[n].
-template <int kTiles>
-HL_DEVICE void ScaleAccumulatorColumns(float (&d)[kTiles][4], const float* factor) {
-  const int lane = FreshLaneId();
-#pragma unroll
-  for (int n = 0; n < kTiles; ++n) {
-    const float f0 = factor[8 * n + lane % 4 * 2], f1 = factor[8 * n + lane % 4 * 2 + 1];
-    d[n][0] *= f0;
-    d[n][1] *= f1;
-    d[n][2] *= f0;
-    d[n][3] *= f1;
-  }
 }
 
 // ---- decay tables of a chunk, for one decay factor per token ----
@@ -333,58 +319,6 @@ HL_DEVICE float ExtendTransition(float log2_transition, float sum, bool resets) 
   const float cut = __uint_as_float(0xff800000u);  // -inf
   if (!resets) return log2_transition + sum;
   return kReverse ? cut : cut + sum;
-}
-
-// A warp's part of a contiguous matrix [rows, columns] that accumulators hold (kTransposed: as its
-// transpose).
-struct StateRows {
-  int rows, columns;  // of the matrix
-  int row,
-      // of the warp's first row and the tile's first column; kTransposed: the other way round
-      column;
-};
-HL_DEVICE float StateValue(const float* data) { return *data; }
-HL_DEVICE float StateValue(const bf16* data) { return ToFloat(*data); }
-
-// Calls visit(accumulator element, pointer to its element in memory) for existing elements.
-// Pointers advance by constants, because 64-bit addresses of all elements at once would take more
-// registers than the state.
-template <bool kTransposed, int kTiles, typename T, typename Visit>
-HL_DEVICE void VisitState(float (&d)[kTiles][4], T* data, const StateRows& shape,
-                          const Visit& visit) {
-  const int lane = FreshLaneId();
-  const int first_row = shape.row + (kTransposed ? lane % 4 * 2 : lane / 4);
-  const int first_column = shape.column + (kTransposed ? lane / 4 : lane % 4 * 2);
-  T* element = data + (first_row * shape.columns + first_column);
-  // Distances to the next tile, eight accumulator rows, and one accumulator column.
-  const int tile = kTransposed ? 8 * shape.columns : 8;
-  const int down = kTransposed ? 8 : 8 * shape.columns, right = kTransposed ? shape.columns : 1;
-#pragma unroll
-  for (int n = 0; n < kTiles; ++n) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int row = first_row + (kTransposed ? 8 * n + i % 2 : i / 2 * 8);
-      const int column = first_column + (kTransposed ? i / 2 * 8 : 8 * n + i % 2);
-      if (row < shape.rows && column < shape.columns)
-        visit(d[n][i], element + (i / 2 * down + i % 2 * right));
-    }
-    element += tile;
-  }
-}
-template <bool kTransposed, int kTiles, typename T>
-HL_DEVICE void LoadState(float (&d)[kTiles][4], const T* data, const StateRows& shape) {
-  Clear(d);
-  VisitState<kTransposed>(d, data, shape,
-                          [](float& x, const T* element) { x = StateValue(element); });
-}
-template <bool kTransposed, int kTiles, typename T>
-HL_DEVICE void AddState(float (&d)[kTiles][4], const T* data, const StateRows& shape) {
-  VisitState<kTransposed>(d, data, shape,
-                          [](float& x, const T* element) { x += StateValue(element); });
-}
-template <bool kTransposed, int kTiles>
-HL_DEVICE void StoreState(float (&d)[kTiles][4], float* data, const StateRows& shape) {
-  VisitState<kTransposed>(d, data, shape, [](float& x, float* element) { *element = x; });
 }
 
 }  // namespace halflife::kernels::decay

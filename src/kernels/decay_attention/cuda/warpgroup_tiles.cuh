@@ -1,15 +1,12 @@
-// Shared by the kernels for Hopper's warpgroups: a chunk's rows of q, k, v and dout as pieces of 64
-// columns (the width of the swizzle), which TMA loads, accumulators in wgmma's form, and the
-// weights of pairs of tokens.
+// Shared by the kernels for Hopper's warpgroups, in addition to kernels/common/cuda/
+// warpgroup_tiles.cuh: the weights of pairs of tokens, products of pairs, and the maps of a batch
+// tile's rows.
 #pragma once
 
-#include "kernels/common/cuda/device90.h"
+#include "kernels/common/cuda/warpgroup_tiles.cuh"
 #include "kernels/decay_attention/cuda/tile.cuh"
 
 namespace halflife::kernels::decay {
-
-constexpr int kPieceColumns = 64;
-constexpr int kPieceElements = kChunk * kPieceColumns;
 
 // ---- weights of pairs: exp(sum of log decays over (s, r]) for the key s and the query r ----
 
@@ -57,17 +54,6 @@ HL_DEVICE float PairWeight(const PairTables& tables, int r, int query_block, int
 
 #if HL_HAS_WGMMA
 
-using WgmmaTile = float[32];
-// Eight adjacent mma.m16n8k16 accumulators form one of wgmma.
-HL_DEVICE WgmmaTile& TileOf(float (*d)[4]) { return *reinterpret_cast<WgmmaTile*>(d); }
-
-// Loads pieces of `piece_elements` from a matrix, starting at a row and column, by one thread.
-HL_DEVICE void LoadPieces(bf16* tile, int columns, int piece_elements, const TensorMap& map,
-                          uint64_t* barrier, int column, int row) {
-  for (int piece = 0; piece < columns / kPieceColumns; ++piece)
-    TmaLoad2d(tile + piece * piece_elements, &map, barrier, column + piece * kPieceColumns, row);
-}
-
 // acc += x y^T: x and y are tiles [64, kDim] of the chunk, in pieces.
 template <int kDim>
 HL_DEVICE void BeginPairs(float (&acc)[kChunk / 8][4], const bf16* x, const bf16* y) {
@@ -96,42 +82,10 @@ HL_DEVICE void ClearRows(bf16* tile, int columns, int length, int thread, int th
 
 #endif  // HL_HAS_WGMMA
 
-// A tensor map over tiles [rows, columns] without gaps, stacked along the rows, in boxes of one
-// tile.
-inline TensorMap MapOfTiles(const void* tiles, int64_t num_tiles, int rows, int columns,
-                            const char* name) {
-  TileSource source;
-  source.data = tiles;
-  source.num_rows = num_tiles * rows;
-  source.num_cols = columns;
-  source.row_bytes = int64_t{2} * columns;
-  source.element_bytes = 2;
-  source.box_rows = rows;
-  source.name = name;
-  return MakeTensorMap(source);
-}
-// A tensor map over a tensor's rows of the batch, up to the last row of a batch tile, as one matrix
-// with adjacent heads as columns, in boxes of one chunk.
-struct RowsMap {
-  TensorMap map;
-  int64_t batch_rows;  // matrix rows per row of the batch
-};
+// The map of a tensor's rows up to the last row of a batch tile.
 inline RowsMap MapOfRows(const TensorView& view, const DecayAttentionArgs& args,
                          const SegmentShape& shape, int heads, int dim, const char* name) {
-  const int64_t batch_rows = view.stride_b / view.stride_t;
-  const int64_t last = int64_t{shape.first_sequence} + args.batch - 1;
-  TileSource source;
-  source.data = view.data;
-  source.num_rows = last * batch_rows + args.seq_len;
-  source.num_cols = (heads - 1) * view.stride_h + dim;
-  source.row_bytes = 2 * view.stride_t;
-  source.element_bytes = 2;
-  source.box_rows = kChunk;
-  source.name = name;
-  return {MakeTensorMap(source), batch_rows};
-}
-HL_DEVICE int MapRow(const RowsMap& rows, const ChunkEntry& chunk) {
-  return static_cast<int>(chunk.row * rows.batch_rows) + chunk.token;
+  return tiles::MapOfRows(view, shape.first_sequence + args.batch, args.seq_len, heads, dim, name);
 }
 
 }  // namespace halflife::kernels::decay
