@@ -5,10 +5,12 @@
 namespace halflife::kernels {
 namespace cpu {
 
-// matmul_isa.cc and weight_gradient_isa.cc define these for AVX2 and AVX-512 only.
+// The files *_isa.cc of this folder define these for AVX2 and AVX-512 only.
 HL_PER_INSTRUCTION_SET(int64_t MatmulPanelFloats(const MatmulRight& right);
                        void PackMatmulRight(const MatmulRight& right, float* panels);
                        void Matmul(const MatmulArgs& args);
+                       void SkinnyMatmul(const SkinnyMatmulArgs<float>& args);
+                       void SkinnyMatmul(const SkinnyMatmulArgs<Bf16>& args);
                        int64_t WeightGradientWorkspaceFloats(const WeightGradientArgs& args);
                        void WeightGradient(const WeightGradientArgs& args);)
 
@@ -35,6 +37,15 @@ void PackMatmulRight(const MatmulRight& right, float* panels) {
 void Matmul(const MatmulArgs& args) {
   UsesAvx512() ? cpu::avx512::Matmul(args) : cpu::avx2::Matmul(args);
 }
+
+bool HasSkinnyMatmul() { return cpu::InstructionSetInUse() >= cpu::InstructionSet::kAvx2; }
+
+template <typename T>
+void SkinnyMatmul(const SkinnyMatmulArgs<T>& args) {
+  UsesAvx512() ? cpu::avx512::SkinnyMatmul(args) : cpu::avx2::SkinnyMatmul(args);
+}
+template void SkinnyMatmul(const SkinnyMatmulArgs<float>& args);
+template void SkinnyMatmul(const SkinnyMatmulArgs<Bf16>& args);
 
 bool HasWeightGradient() { return cpu::InstructionSetInUse() >= cpu::InstructionSet::kAvx2; }
 

@@ -41,6 +41,23 @@ void PackMatmulRight(const MatmulRight& right, float* panels);
 // only on its row and column.
 void Matmul(const MatmulArgs& args);
 
+// y = x W^T on the CPU for a few rows x, as in decoding. The time is that of reading W once, in
+// place. BLAS first copies W into its kernel's layout, which takes longer than the product.
+template <typename T>  // float or Bf16
+struct SkinnyMatmulArgs {
+  int64_t rows = 0, depth = 0, columns = 0;  // at least 1 each
+  const float* a = nullptr;                  // [rows, depth], contiguous
+  const T* weight = nullptr;                 // [columns, depth], contiguous
+  float* out = nullptr;                      // [rows, columns], contiguous; written
+};
+
+// Returns true if the instruction set in use has a version of the kernel.
+bool HasSkinnyMatmul();
+// Each element is an fp32 sum of its own in a fixed order. Its bits depend only on its row, its
+// column and the instruction set, not on the number of rows.
+template <typename T>
+void SkinnyMatmul(const SkinnyMatmulArgs<T>& args);
+
 // The fp32 gradient of a linear layer's weight on the CPU: dW = dY^T X, a sum over tokens.
 //
 //   WeightGradientArgs args = {.num_tokens = T, .out_features = N, .in_features = K,

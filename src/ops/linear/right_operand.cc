@@ -3,6 +3,10 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+
+#include <type_traits>
+#include <vector>
 
 #include "core/error.h"
 #include "kernels/linear/linear_products.h"
@@ -13,6 +17,8 @@ namespace halflife::ops {
 
 // Measured: with 64 rows, packing the weight costs as much time as the faster product saves.
 constexpr int64_t kMinMatmulRows = 128;
+// With more rows, BLAS is as fast.
+constexpr int64_t kMaxSkinnyRows = 64;
 
 bool HasOwnMatmul(const at::Tensor& rows, const at::Tensor& weight) {
   const auto fits = [](const at::Tensor& x) {
@@ -22,6 +28,34 @@ bool HasOwnMatmul(const at::Tensor& rows, const at::Tensor& weight) {
       c10::GradMode::is_enabled() && (rows.requires_grad() || weight.requires_grad());
   return kernels::HasMatmul() && fits(rows) && fits(weight) && !differentiated &&
          rows.numel() / rows.size(-1) >= kMinMatmulRows;
+}
+
+bool HasSkinnyMatmul(const at::Tensor& rows, const at::Tensor& weight) {
+  const at::ScalarType dtype = weight.scalar_type();
+  return c10::InferenceMode::is_enabled() && kernels::HasSkinnyMatmul() && rows.is_cpu() &&
+         weight.is_cpu() && (dtype == at::kFloat || dtype == at::kBFloat16) &&
+         rows.scalar_type() == dtype && rows.numel() > 0 && weight.numel() > 0 &&
+         rows.numel() / rows.size(-1) <= kMaxSkinnyRows;
+}
+
+at::Tensor SkinnyMatmul(const at::Tensor& rows, const at::Tensor& weight) {
+  HL_CHECK(rows.size(-1) == weight.size(1), "a product of ", Describe(rows), " with the weight ",
+           Describe(weight), ". Use rows of ", weight.size(1), " elements.");
+  const at::Tensor a = rows.to(at::kFloat).contiguous(), w = weight.contiguous();
+  std::vector<int64_t> shape = rows.sizes().vec();
+  shape.back() = weight.size(0);
+  at::Tensor out = at::empty(shape, a.options());
+  const auto multiply = [&](const auto* data) {
+    kernels::SkinnyMatmul<std::remove_cvref_t<decltype(*data)>>(
+        {.rows = rows.numel() / rows.size(-1),
+         .depth = weight.size(1),
+         .columns = weight.size(0),
+         .a = Elements<float>(a),
+         .weight = data,
+         .out = MutableElements<float>(out)});
+  };
+  w.scalar_type() == at::kFloat ? multiply(Elements<float>(w)) : multiply(Elements<Bf16>(w));
+  return out.to(rows.scalar_type());
 }
 
 RightOperand::RightOperand(const at::Tensor& matrix, bool transposed)
