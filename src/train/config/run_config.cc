@@ -92,6 +92,14 @@ void VisitOptimizer(const Direction& direction, proto::RunConfig& m, RunConfig& 
 }
 
 template <typename Direction>
+void VisitPhase(const Direction& direction, proto::SchedulePhase& m, PhaseConfig& c) {
+  HL_FIELD(m, name, c.name);
+  HL_FIELD(m, steps, c.steps);
+  HL_FIELD(m, share, c.share);
+  HL_FIELD(m, shape, c.shape);
+}
+
+template <typename Direction>
 void VisitSet(const Direction& direction, proto::ValidationSet& m, ValidationSetConfig& c) {
   HL_FIELD(m, name, c.name);
   HL_FIELD(m, path, c.path);
@@ -226,7 +234,27 @@ void WriteGroups(const std::vector<ParameterGroup>& groups, proto::OptimizerConf
   }
 }
 
+void ReadPhases(proto::ScheduleConfig& message, ScheduleConfig& schedule) {
+  for (proto::SchedulePhase& phase : *message.mutable_phase()) {
+    PhaseConfig& to = schedule.phases.emplace_back();
+    VisitPhase(ReadFields{}, phase, to);
+    if (phase.has_from()) to.from = phase.from();
+    if (phase.has_to()) to.to = phase.to();
+  }
+  if (!schedule.phases.empty() && !message.has_kind()) schedule.kind = "phases";
+}
+
+void WritePhases(std::vector<PhaseConfig>& phases, proto::ScheduleConfig& message) {
+  for (PhaseConfig& phase : phases) {
+    proto::SchedulePhase& to = *message.add_phase();
+    VisitPhase(WriteFields{}, to, phase);
+    if (phase.from) to.set_from(*phase.from);
+    if (phase.to) to.set_to(*phase.to);
+  }
+}
+
 void ReadLists(proto::RunConfig& message, RunConfig& config) {
+  ReadPhases(*message.mutable_schedule(), config.schedule);
   for (proto::ValidationSet& set : *message.mutable_eval()->mutable_set())
     VisitSet(ReadFields{}, set, config.eval.sets.emplace_back());
   for (proto::DataSource& source : *message.mutable_data()->mutable_source()) {
@@ -238,6 +266,7 @@ void ReadLists(proto::RunConfig& message, RunConfig& config) {
 }
 
 void WriteLists(RunConfig& config, proto::RunConfig& message) {
+  WritePhases(config.schedule.phases, *message.mutable_schedule());
   for (ValidationSetConfig& set : config.eval.sets)
     VisitSet(WriteFields{}, *message.mutable_eval()->add_set(), set);
   for (DataSource& source : config.data.sources) {
@@ -447,6 +476,7 @@ std::map<std::string, std::string> TrajectoryFields(const RunConfig& config) {
                                    : TextOfLeaf(owner, field, index);
               });
   fields[kAlgorithm] = config.optimizer.algorithm.name();
+  if (!config.schedule.phases.empty()) fields["schedule.phase"] = config.schedule.PhasesText();
   return fields;
 }
 

@@ -33,6 +33,12 @@ class Problems {
   std::string lines_;
 };
 
+// Names of sets, sources and phases are parts of metrics, of warnings and of the text of --set.
+bool IsPlainName(const std::string& name) {
+  constexpr char kPlain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.";
+  return !name.empty() && name.find_first_not_of(kPlain) == std::string::npos;
+}
+
 void CheckGroups(const std::vector<ParameterGroup>& groups, Problems& problems) {
   for (size_t i = 0; i < groups.size(); ++i) {
     const ParameterGroup& group = groups[i];
@@ -52,6 +58,77 @@ void CheckGroups(const std::vector<ParameterGroup>& groups, Problems& problems) 
   }
 }
 
+void CheckPhases(const ScheduleConfig& schedule, Problems& problems) {
+  constexpr int64_t kMostPhaseSteps = int64_t{1} << 40;
+  double shares = 0;
+  bool lengths_valid = true;
+  std::vector<std::string> names, rest;
+  for (size_t i = 0; i < schedule.phases.size(); ++i) {
+    const PhaseConfig& phase = schedule.phases[i];
+    const auto field = [i](const char* name) { return Concat("schedule.phase.", i, ".", name); };
+    problems.Require(IsPlainName(phase.name), field("name"), "'" + phase.name + "'",
+                     "letters, digits, '_', '-' and '.'");
+    problems.Require(std::ranges::count(names, phase.name) == 0, field("name"), phase.name,
+                     "a name that no other phase has");
+    const bool in_range = phase.steps >= 0 && phase.steps <= kMostPhaseSteps;
+    problems.Require(in_range, field("steps"), phase.steps, Concat("1 to ", kMostPhaseSteps));
+    problems.Require(phase.share >= 0 && phase.share <= 1, field("share"), phase.share, "(0, 1]");
+    lengths_valid = lengths_valid && in_range && phase.share >= 0 && phase.share <= 1;
+    problems.Require(phase.steps == 0 || phase.share == 0, field("share"), phase.share,
+                     "either steps or share");
+    problems.OneOf(field("shape"), phase.shape, {"linear", "cosine", "sqrt", "exponential"});
+    for (const auto& [name, rate] : {std::pair("from", phase.from), std::pair("to", phase.to)})
+      problems.Require(!rate || (std::isfinite(*rate) && *rate >= 0), field(name), rate.value_or(0),
+                       "a number >= 0");
+    names.push_back(phase.name);
+    shares += phase.share;
+    if (phase.steps == 0 && phase.share == 0) rest.push_back(phase.name);
+  }
+  problems.Require(rest.size() <= 1, "schedule.phase", Join(rest, " and "),
+                   "steps or share in all phases but one: only one can last for the rest of the "
+                   "run");
+  problems.Require(shares <= 1 + 1e-9, "schedule.phase", Concat("shares with the sum ", shares),
+                   "a sum of at most 1");
+  if (!lengths_valid) return;
+  for (const Phase& phase : PhasesOf(schedule, 1 << 30))
+    problems.Require(phase.shape != "exponential" || (phase.from > 0 && phase.to > 0),
+                     "schedule.phase",
+                     Concat(phase.name, ", exponential from ", phase.from, " to ", phase.to),
+                     "rates above 0, or another shape");
+}
+
+void CheckSchedule(const RunConfig& c, Problems& problems) {
+  const ScheduleConfig& schedule = c.schedule;
+  problems.OneOf("schedule.kind", schedule.kind, {"cosine", "linear", "constant", "wsd", "phases"});
+  problems.Require(schedule.warmup_steps >= 0, "schedule.warmup_steps", schedule.warmup_steps,
+                   "a number >= 0");
+  problems.Require(schedule.decay_steps >= 0, "schedule.decay_steps", schedule.decay_steps,
+                   "a number >= 0");
+  problems.OneOf("schedule.decay_shape", schedule.decay_shape, {"linear", "sqrt"});
+  problems.Require(schedule.decay_shape == "linear" || schedule.kind == "wsd",
+                   "schedule.decay_shape", schedule.decay_shape,
+                   "linear, or schedule.kind wsd, which has a final decay");
+  problems.Require(!schedule.per_epoch || c.train.max_epochs > 0, "schedule.per_epoch", "true",
+                   "false, or set train.max_epochs, the number of epochs of the schedule");
+  problems.Require(!schedule.per_epoch || schedule.warmup_steps == 0, "schedule.warmup_steps",
+                   schedule.warmup_steps, "0 with schedule.per_epoch");
+  problems.Require(!schedule.per_epoch || schedule.kind != "wsd", "schedule.kind", "wsd",
+                   "cosine, linear or constant with schedule.per_epoch");
+  problems.Require(schedule.final_lr_ratio >= 0 && schedule.final_lr_ratio <= 1,
+                   "schedule.final_lr_ratio", schedule.final_lr_ratio, "[0, 1]");
+  const bool has_phases = !schedule.phases.empty();
+  problems.Require(has_phases == (schedule.kind == "phases"), "schedule.kind", schedule.kind,
+                   has_phases ? "phases with schedule.phase, or --set 'schedule.phase=[]'"
+                              : "another kind, or add a schedule.phase");
+  if (!has_phases) return;
+  problems.Require(schedule.warmup_steps == 0, "schedule.warmup_steps", schedule.warmup_steps,
+                   "0 with schedule.phase, and a phase of this length");
+  problems.Require(schedule.decay_steps == 0, "schedule.decay_steps", schedule.decay_steps,
+                   "0 with schedule.phase, and a phase of this length");
+  problems.Require(!schedule.per_epoch, "schedule.per_epoch", "true", "false with schedule.phase");
+  if (schedule.kind == "phases") CheckPhases(schedule, problems);
+}
+
 void CheckOptimizer(const RunConfig& c, Problems& problems) {
   const OptimizerConfig& o = c.optimizer;
   const optim::AdamWConfig& a = o.adamw;
@@ -66,23 +143,7 @@ void CheckOptimizer(const RunConfig& c, Problems& problems) {
   problems.Require(o.ema_decay >= 0 && o.ema_decay < 1, "optimizer.ema_decay", o.ema_decay,
                    "[0, 1) (0: no average)");
   problems.Require(o.clip_norm >= 0, "optimizer.clip_norm", o.clip_norm, "a number >= 0 (0: off)");
-  problems.OneOf("schedule.kind", c.schedule.kind, {"cosine", "linear", "constant", "wsd"});
-  problems.Require(c.schedule.warmup_steps >= 0, "schedule.warmup_steps", c.schedule.warmup_steps,
-                   "a number >= 0");
-  problems.Require(c.schedule.decay_steps >= 0, "schedule.decay_steps", c.schedule.decay_steps,
-                   "a number >= 0");
-  problems.OneOf("schedule.decay_shape", c.schedule.decay_shape, {"linear", "sqrt"});
-  problems.Require(c.schedule.decay_shape == "linear" || c.schedule.kind == "wsd",
-                   "schedule.decay_shape", c.schedule.decay_shape,
-                   "linear, or schedule.kind wsd, which has a final decay");
-  problems.Require(!c.schedule.per_epoch || c.train.max_epochs > 0, "schedule.per_epoch", "true",
-                   "false, or set train.max_epochs, the number of epochs of the schedule");
-  problems.Require(!c.schedule.per_epoch || c.schedule.warmup_steps == 0, "schedule.warmup_steps",
-                   c.schedule.warmup_steps, "0 with schedule.per_epoch");
-  problems.Require(!c.schedule.per_epoch || c.schedule.kind != "wsd", "schedule.kind", "wsd",
-                   "cosine, linear or constant with schedule.per_epoch");
-  problems.Require(c.schedule.final_lr_ratio >= 0 && c.schedule.final_lr_ratio <= 1,
-                   "schedule.final_lr_ratio", c.schedule.final_lr_ratio, "[0, 1]");
+  CheckSchedule(c, problems);
 }
 
 void CheckLoop(const RunConfig& c, int world_size, Problems& problems) {
@@ -200,12 +261,6 @@ void CheckRowPositions(const RunConfig& c, Problems& problems) {
   }
   problems.Require(p.length >= c.data.seq_len && p.length <= (1 << 24), "data.positions_length",
                    p.length, Concat("data.seq_len, ", c.data.seq_len, ", to 16777216"));
-}
-
-// Names of sets and sources are parts of metrics and of the text of --set.
-bool IsPlainName(const std::string& name) {
-  constexpr char kPlain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.";
-  return !name.empty() && name.find_first_not_of(kPlain) == std::string::npos;
 }
 
 // Every weight above 0 must be at least one row in two cycles.

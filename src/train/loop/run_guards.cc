@@ -128,15 +128,17 @@ std::string RateJumpWarning(const ResumedRate& rate, const std::string& kind, in
   if (jump <= of_schedule + kNotable * std::max(rate.next, rate.last)) return "";
 
   const std::string lr = rate.last > 0 ? Concat(rate.last) : "RATE";
-  const bool constant = kind == "constant";
+  const bool constant = kind == "constant", phases = kind == "phases";
   return Concat(
       "the learning rate jumps from ", rate.last, " at step ", rate.step, " (the checkpoint) to ",
-      rate.next, " at step ", rate.step + 1, " (this run's ", kind, " schedule of ", total_steps,
-      " steps). ", rate.last > 0 ? "To keep the old rate" : "To choose another rate",
+      rate.next, " at step ", rate.step + 1, " (this run's ",
+      phases ? "schedule of phases" : kind + " schedule", " of ", total_steps, " steps). ",
+      rate.last > 0 ? "To keep the old rate" : "To choose another rate",
       ", stop this run and start it with ",
       rate.own ? Concat("--resume step=", rate.step, " ") : "",
-      constant ? "" : "--set schedule.kind=constant ", "--set optimizer.lr=", lr,
-      constant ? "" : " --allow-change schedule.kind", " --allow-change optimizer.lr.",
+      constant ? "" : "--set schedule.kind=constant ", phases ? "--set 'schedule.phase=[]' " : "",
+      "--set optimizer.lr=", lr, constant ? "" : " --allow-change schedule.kind",
+      phases ? " --allow-change schedule.phase" : "", " --allow-change optimizer.lr.",
       rate.before_decay ? Concat(" To continue from before the decay, start it with --resume step=",
                                  *rate.before_decay, ".")
                         : "");

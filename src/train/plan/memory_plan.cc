@@ -270,6 +270,15 @@ std::string MemorySummary(const RunConfig& config, const model::LanguageModel& m
       target.ranks_of_device > 1 ? Concat(" for ", target.ranks_of_device, " ranks") : "");
 }
 
+// Returns for example "steps 1 to 100: 0 to 0.0003, linear".
+std::string RatesOf(const Phase& phase, double lr) {
+  const std::string steps = phase.begin + 1 == phase.end
+                                ? Concat("step ", phase.end)
+                                : Concat("steps ", phase.begin + 1, " to ", phase.end);
+  return Concat(steps, ": ", phase.from * lr,
+                phase.from == phase.to ? "" : Concat(" to ", phase.to * lr, ", ", phase.shape));
+}
+
 }  // namespace
 
 int64_t TokensOfRun(const RunConfig& config, const PlanTarget& target) {
@@ -335,6 +344,11 @@ std::string PlanText(const RunConfig& config, const model::LanguageModel& model,
     row("ranks that share a row", Concat(config.parallel.row_ranks()));
   row("FLOPs, 6 x parameters", HumanCount(6.0 * static_cast<double>(count.total()) * tokens));
   row("FLOPs, full", HumanCount(3 * (flops.matmul + flops.mixing) * tokens));
+  if (!config.schedule.per_epoch && (config.train.max_epochs == 0 || target.train_tokens > 0)) {
+    out << "learning rate\n";
+    for (const Phase& phase : PhasesOf(config.schedule, config.train.steps))
+      row(phase.name.c_str(), RatesOf(phase, config.optimizer.lr));
+  }
   out << "the whole run\n";
   const auto run_tokens = static_cast<double>(TokensOfRun(config, target));
   const int64_t whole = config.train.max_epochs;

@@ -283,6 +283,44 @@ TEST(RunConfig, FlatFieldsHoldHybridLayers) {
   EXPECT_EQ(fields.at("model.hybrid.0.mixer.softmax.window"), "7");
 }
 
+TEST(RunConfig, PhasesOfTheSchedule) {
+  const std::string phases =
+      "schedule.phase=[{ name: 'up' steps: 5 from: 0 to: 1 }, { name: 'rest' }, { name: 'down' "
+      "share: 0.25 to: 0.1 shape: 'cosine' }]";
+  const RunConfig config = Parse({phases});
+  for (const RunConfig& read : {config, ParseRunConfig(ToText(config), "what a run keeps", {})}) {
+    EXPECT_EQ(read.schedule.kind, "phases");
+    EXPECT_EQ(read.schedule.PhasesText(),
+              "up 5 steps from 0 to 1, rest, down 0.25 of the run to 0.1 (cosine)");
+    EXPECT_EQ(TrajectoryFields(read).at("schedule.phase"), read.schedule.PhasesText());
+    EXPECT_NO_THROW(Validate(read, 1));
+  }
+  EXPECT_FALSE(TrajectoryFields(Parse({})).contains("schedule.phase"));
+  const auto expect_problem = [&](const std::vector<std::string>& set, const char* problem) {
+    EXPECT_HL_ERROR(Validate(Parse(set), 1), ExitCode::kUsage, problem);
+  };
+  expect_problem({phases, "schedule.kind=constant"},
+                 "schedule.kind: constant. Use phases with schedule.phase, or --set "
+                 "'schedule.phase=[]'");
+  expect_problem({"schedule.kind=phases"},
+                 "schedule.kind: phases. Use another kind, or add a schedule.phase");
+  expect_problem({phases, "schedule.warmup_steps=3"},
+                 "schedule.warmup_steps: 3. Use 0 with schedule.phase, and a phase of this length");
+  expect_problem({"schedule.phase=[{ name: 'a' }, { name: 'b' }]"},
+                 "schedule.phase: a and b. Use steps or share in all phases but one");
+  expect_problem({"schedule.phase=[{ name: 'a' share: 0.6 }, { name: 'b' share: 0.6 }]"},
+                 "schedule.phase: shares with the sum 1.2. Use a sum of at most 1");
+  expect_problem({"schedule.phase=[{ name: 'a' steps: 5 share: 0.6 to: -1 }]"},
+                 "schedule.phase.0.share: 0.6. Use either steps or share\n  schedule.phase.0.to: "
+                 "-1. Use a number >= 0");
+  expect_problem({"schedule.phase=[{ name: 'a' steps: 5 }, { name: 'a' shape: 'step' }]"},
+                 "schedule.phase.1.name: a. Use a name that no other phase has\n  "
+                 "schedule.phase.1.shape: 'step'. Use one of linear, cosine, sqrt, exponential");
+  expect_problem({"schedule.phase=[{ name: 'a' to: 0 shape: 'exponential' }]"},
+                 "schedule.phase: a, exponential from 1 to 0. Use rates above 0, or another shape");
+  expect_problem({"schedule.phase=[{ steps: -1 }]"}, "schedule.phase.0.steps: -1. Use 1 to ");
+}
+
 TEST(RunConfig, MissingFile) {
   EXPECT_HL_ERROR(LoadRunConfig("/nowhere/r.textproto", {}), ExitCode::kUsage,
                   "/nowhere/r.textproto", "No such file");

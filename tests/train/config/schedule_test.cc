@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <map>
 #include <string>
 
 #include "support/paths.h"
@@ -153,6 +155,106 @@ TEST(Schedule, AWsdDecayThatIsCutIsReported) {
 TEST(Schedule, RunShorterThanItsWarmUp) {
   const ScheduleConfig config{.kind = "cosine", .warmup_steps = 10};
   EXPECT_DOUBLE_EQ(LearningRateFactor(config, 9, 10), 1);
+}
+
+// Warm-up, two stages with a drop between them, and a decay; of 1000 steps.
+ScheduleConfig FourPhases() {
+  return {.kind = "phases",
+          .phases = {{.name = "warmup", .steps = 100, .from = 0, .to = 1},
+                     {.name = "stage1"},
+                     {.name = "stage2", .share = 0.2, .from = 0.5},
+                     {.name = "decay", .share = 0.1, .to = 0, .shape = "sqrt"}}};
+}
+
+TEST(SchedulePhases, FollowEachOther) {
+  const ScheduleConfig config = FourPhases();
+  const auto factor = [&](int64_t step) { return LearningRateFactor(config, step, 1000); };
+  EXPECT_EQ(factor(0), 0.01);
+  EXPECT_EQ(factor(99), 1);
+  EXPECT_EQ(factor(100), 1);
+  EXPECT_EQ(factor(699), 1);
+  EXPECT_EQ(factor(700), 0.5);
+  EXPECT_EQ(factor(899), 0.5);
+  EXPECT_DOUBLE_EQ(factor(900), 0.5 * (1 - std::sqrt(0.01)));
+  EXPECT_DOUBLE_EQ(factor(924), 0.25);
+  EXPECT_EQ(factor(999), 0);
+  EXPECT_EQ(StepsBeforeDecay(config, 1000), 900);
+  EXPECT_EQ(ScheduleWarning(config, 1000), "");
+  EXPECT_EQ(config.PhasesText(),
+            "warmup 100 steps from 0 to 1, stage1, stage2 0.2 of the run from 0.5, decay 0.1 of "
+            "the run to 0 (sqrt)");
+}
+
+// In bits. The step before a decay of wsd has the peak rate too, so its decay has a step less.
+TEST(SchedulePhases, HaveTheOtherKindsAsSpecialCases) {
+  const PhaseConfig warmup = {.name = "warmup", .steps = 7, .from = 0, .to = 1};
+  const auto expect_equal = [](const ScheduleConfig& kind, const ScheduleConfig& phases) {
+    for (int64_t step = 0; step < 100; ++step)
+      EXPECT_EQ(LearningRateFactor(kind, step, 100), LearningRateFactor(phases, step, 100))
+          << kind.kind << " at " << step;
+  };
+  for (const char* shape : {"linear", "sqrt"})
+    expect_equal(
+        {.kind = "wsd", .warmup_steps = 7, .decay_steps = 20, .decay_shape = shape},
+        {.kind = "phases",
+         .phases = {
+             warmup, {.name = "stable"}, {.name = "d", .steps = 19, .to = 0.1, .shape = shape}}});
+  for (const char* shape : {"linear", "cosine"})
+    expect_equal(
+        {.kind = shape, .warmup_steps = 7},
+        {.kind = "phases",
+         .phases = {warmup, {.name = "p", .steps = 1}, {.name = "d", .to = 0.1, .shape = shape}}});
+  expect_equal({.kind = "constant", .warmup_steps = 7},
+               {.kind = "phases", .phases = {warmup, {.name = "stable"}}});
+}
+
+TEST(SchedulePhases, EveryShapeGoesFromOneRateToTheOther) {
+  const std::map<std::string, double> middles = {
+      {"linear", 0.5}, {"cosine", 0.5}, {"sqrt", 0.8 - 0.6 * std::sqrt(0.5)}, {"exponential", 0.4}};
+  for (const auto& [shape, middle] : middles) {
+    const Phase falls = {.begin = 10, .end = 20, .from = 0.8, .to = 0.2, .shape = shape};
+    EXPECT_NEAR(falls.FactorAt(14), middle, 1e-15) << shape;
+    EXPECT_NEAR(falls.FactorAt(19), 0.2, 1e-15) << shape;
+    const Phase rises = {.begin = 10, .end = 20, .from = 0.2, .to = 0.8, .shape = shape};
+    for (int64_t step = 10; step < 19; ++step) {
+      EXPECT_LT(falls.FactorAt(step + 1), falls.FactorAt(step)) << shape;
+      EXPECT_GT(rises.FactorAt(step + 1), rises.FactorAt(step)) << shape;
+    }
+  }
+}
+
+TEST(SchedulePhases, SharesWithASumOfOneEndWithTheRun) {
+  const ScheduleConfig config = {.kind = "phases",
+                                 .phases = {{.name = "a", .share = 0.1, .from = 0, .to = 1},
+                                            {.name = "b", .share = 0.7},
+                                            {.name = "c", .share = 0.1, .to = 0.5},
+                                            {.name = "d", .share = 0.1, .to = 0.1}}};
+  for (int64_t steps = 1; steps < 200; ++steps) {
+    const std::vector<Phase> phases = PhasesOf(config, steps);
+    EXPECT_EQ(phases.front().begin, 0);
+    for (size_t i = 1; i < phases.size(); ++i) EXPECT_EQ(phases[i].begin, phases[i - 1].end);
+    EXPECT_EQ(phases.back().end, steps);
+    EXPECT_EQ(ScheduleWarning(config, steps), "");
+  }
+}
+
+// A longer run continues the curve, and what does not fit is reported.
+TEST(SchedulePhases, ThatAreCountedInStepsDoNotDependOnTheRun) {
+  const ScheduleConfig config = {.kind = "phases",
+                                 .phases = {{.name = "up", .steps = 10, .from = 0, .to = 1},
+                                            {.name = "down", .steps = 40, .to = 0.2}}};
+  for (int64_t step = 0; step < 30; ++step)
+    EXPECT_EQ(LearningRateFactor(config, step, 30), LearningRateFactor(config, step, 100));
+  EXPECT_EQ(LearningRateFactor(config, 99, 100), 0.2);
+  EXPECT_EQ(ScheduleWarning(config, 50), "");
+  EXPECT_EQ(ScheduleWarning(config, 30),
+            "the phases of schedule.phase end at step 50, and the run has 30 steps (train.steps): "
+            "phase down is cut, and the run ends at 0.6 x optimizer.lr. Use shorter phases or a "
+            "longer run.");
+  EXPECT_EQ(ScheduleWarning(config, 100),
+            "the phases of schedule.phase end at step 50, and the run has 100 steps (train.steps): "
+            "the learning rate then stays at 0.2 x optimizer.lr. Give one phase neither steps nor "
+            "share, so that it lasts for the rest of the run, or use longer phases.");
 }
 
 }  // namespace

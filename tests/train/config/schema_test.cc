@@ -179,7 +179,8 @@ TEST(Schema, EveryFieldIsWrittenAndReadBack) {
   for (const auto& [path, value] : FlatFields({})) written.insert(path);
   // Lists are empty by default. An entry is written with all of its fields.
   const RunConfig lists = ParseRunConfig(
-      "eval { set {} } data { source { weight_at {} } } optimizer { group { weight_decay: 0 } }",
+      "eval { set {} } data { source { weight_at {} } } optimizer { group { weight_decay: 0 } } "
+      "schedule { phase { from: 0 to: 0 } }",
       "", {});
   for (const auto& [path, value] : FlatFields(ParseRunConfig(ToText(lists), "", {})))
     written.insert(path);

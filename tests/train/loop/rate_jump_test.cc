@@ -69,6 +69,16 @@ TEST(RateJump, AConstantScheduleNeedsAnotherRateOnly) {
   EXPECT_THAT(warning, Not(HasSubstr("schedule.kind")));
 }
 
+TEST(RateJump, AScheduleOfPhasesIsReplacedAsAWhole) {
+  const std::string warning =
+      RateJumpWarning({.step = 9, .last = 1e-3, .planned = 2e-3, .next = 2e-3}, "phases", 20);
+  EXPECT_THAT(warning, HasSubstr("(this run's schedule of phases of 20 steps). To keep the old "
+                                 "rate, stop this run and start it with --set "
+                                 "schedule.kind=constant --set 'schedule.phase=[]' --set "
+                                 "optimizer.lr=0.001 --allow-change schedule.kind --allow-change "
+                                 "schedule.phase --allow-change optimizer.lr."));
+}
+
 TEST(RateJump, FindsTheNewestStepBeforeADecay) {
   std::map<std::string, std::string> wsd = {{"schedule.kind", "wsd"},
                                             {"schedule.warmup_steps", "5"},

@@ -422,6 +422,32 @@ TEST_F(TrainerTest, AnExtendedRunWarnsThatItsRateJumpsAndSaysHowToAvoidIt) {
   EXPECT_EQ(lr(log_, 3), "0.003");
 }
 
+TEST_F(TrainerTest, PhasesAreExactAtAResumeAndMayChangeOnlyIfAllowed) {
+  const std::string phases =
+      "schedule.phase=[{ name: 'up' steps: 2 from: 0 to: 1 }, { name: 'down' to: 0.2 shape: 'sqrt' "
+      "}]";
+  const std::vector<std::string> set = {phases, "ckpt.every=1", "ckpt.keep_last=9"};
+  ASSERT_EQ(Train({.set = set}), ExitCode::kFinished);
+  const auto arrays = [&] {
+    return ReadFile(folder_ / "ckpt/step_000000000004/rank_00000.safetensors", ExitCode::kInternal)
+        .substr(4096);
+  };
+  const std::string expected = arrays();
+  for (const char* step : {"step=1", "step=3"}) {
+    ASSERT_EQ(Train({.set = set, .resume = step}), ExitCode::kFinished);
+    EXPECT_TRUE(arrays() == expected) << step;
+  }
+  const Run other = {
+      .set = {"schedule.phase=[{ name: 'all' }]", "ckpt.every=1", "ckpt.keep_last=9"},
+      .resume = "step=1"};
+  EXPECT_HL_ERROR(Train(other), ExitCode::kUsage,
+                  "schedule.phase: checkpoint up 2 steps from 0 to 1, down to 0.2 (sqrt), this run "
+                  "all");
+  Run allowed = other;
+  allowed.allow_change = {"schedule.phase"};
+  EXPECT_EQ(Train(allowed), ExitCode::kFinished);
+}
+
 TEST_F(TrainerTest, AWarmUpThatFillsTheRunIsAWarning) {
   ASSERT_EQ(Train({.set = {"schedule.warmup_steps=9"}}), ExitCode::kFinished);
   EXPECT_THAT(log_, HasSubstr("schedule.warmup_steps 9 is not below the run's 4 steps"));

@@ -268,6 +268,24 @@ TEST(PlanText, BeginsWithItsSummaryAndEndsWithTheConfig) {
   EXPECT_LT(text(0).find("the whole run"), text(0).find("# the resolved config\ndata {"));
 }
 
+TEST(PlanText, ListsThePhasesOfTheSchedule) {
+  const auto text = [](const std::vector<std::string>& set) {
+    const RunConfig config = SmallRecipe(set);
+    return PlanText(config, model::LanguageModel(config.model), {});
+  };
+  EXPECT_THAT(
+      text({"optimizer.lr=0.01",
+            "schedule.phase=[{ name: 'up' steps: 4 from: 0 to: 1 }, "
+            "{ name: 'down' to: 0.5 shape: 'cosine' }]"}),
+      testing::ContainsRegex("\nlearning rate\n  up +steps 1 to 4: 0 to 0.01, linear\n"
+                             "  down +steps 5 to 10: 0.01 to 0.005, cosine\nthe whole run"));
+  EXPECT_THAT(
+      text({"optimizer.lr=0.01", "schedule.kind=wsd"}),
+      testing::ContainsRegex("\n  stable +steps 1 to 9: 0.01\n  decay +step 10: 0.01 to 0.001"));
+  EXPECT_THAT(text({"schedule.per_epoch=true", "train.max_epochs=2"}),
+              testing::Not(HasSubstr("learning rate\n  ")));
+}
+
 TEST(PlanText, SaysWhereTheVocabularyIsAssumed) {
   const RunConfig config = SmallRecipe();
   const model::LanguageModel model(config.model);
