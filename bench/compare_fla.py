@@ -1,18 +1,24 @@
 #!/usr/bin/env python3
-"""Compares decay attention with flash-linear-attention on one GPU: forward, forward + backward, bf16.
+"""Compares decay attention, the delta rule and the selective scan with other programs on one GPU: forward, forward +
+backward, bf16.
 
     pip install torch==2.11.0 flash-linear-attention==0.6.0
-    cmake --build build/cuda --target bench_decay_attention
+    cmake --build build/cuda --target bench
     python3 bench/compare_fla.py --json fla.json --markdown fla.md
     python3 bench/compare_fla.py --only per_head --rounds 3 --samples 20 --json fla.json --resume
+    python3 bench/compare_fla.py --peer flash_qla --only gated_delta_net      # pip install flash-qla==0.1.3
 
-For each shape and round, bench_decay_attention runs in a separate process, and fla's operations run in
+--peer selects the other program: fla (flash-linear-attention), flash_qla (FlashQLA), mamba_ssm, or helion, whose
+kernels are in its repository: add a checkout of it to PYTHONPATH. Helion tunes a kernel for minutes
+(HELION_AUTOTUNE_EFFORT=quick shortens that).
+
+For each shape and round, halflife's benchmark runs in a separate process, and the operations of the peer run in
 this one, in alternating order. Times are medians over the rounds of medians between CUDA events. The
-fastest of fla's operations for that kind of decay counts.
+fastest of the peer's operations for that kind counts.
 
 Before a shape is timed, each pass of each operation is compared with the recurrence in fp64 on the first
 256 tokens of that shape, on its first sequence and two of its heads. Triton tunes a kernel again for other
-heads or widths, so this comparison also tunes the kernels that are timed. bench_decay_attention checks
+heads or widths, so this comparison also tunes the kernels that are timed. halflife's benchmark checks
 itself with its own oracle and reports the error. Operations that raise or are wrong are not timed, and the
 row reports it: on Hopper, fla 0.6.0 refuses the backward of chunk_simple_gla with triton 3.4 to 3.7.0.
 --without-guard switches that refusal off, and the comparison with the recurrence decides.
@@ -21,7 +27,7 @@ row reports it: on Hopper, fla 0.6.0 refuses the backward of chunk_simple_gla wi
 
 The file of --json is written after each shape. --resume keeps its rows and repeats those that failed on
 halflife's side, after the others. Exit code 1: some failed; 75: a fault in fla ended the process, and
---resume continues; 77 and a line "SKIPPED: ...": there is no GPU, fla or binary.
+--resume continues; 77 and a line "SKIPPED: ...": there is no GPU, peer or binary.
 """
 
 import argparse
@@ -83,29 +89,53 @@ SHAPES = (  # most informative first
 )
 # Mamba-2: q and k (its C and B) are one for all heads.
 SHAPES_OF_KIND = {"per_token": (Shape(4, 4096, 64, 128, dim_v=64, qk_heads=1),)}
+DELTA_KINDS = ("delta_net", "gated_delta_net", "kda")
+DELTA_SHAPES = (Shape(2, 16384, 16, 128), Shape(8, 2048, 16, 128))
+SCAN = "selective_scan"
+SCAN_SHAPES = (Shape(8, 2048, 1, 2048),)  # `dim` channels with STATES states each, as in mamba with 1024 columns
+STATES = 16
 CHECKED_TOKENS, CHECKED_HEADS = 256, 2  # of one sequence: the recurrence in fp64 keeps a state per token
 
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """One function of fla. `decay` is its name for log_decay; None: it makes RetNet's constants."""
+    """One function of a peer. `decay` is its name for log_decay; None: it has none, or makes RetNet's constants."""
 
     module: str
     name: str
     decay: str | None
+    more: tuple[str, ...] = ()  # further arguments of the call
+    heads_first: bool = False  # q, k, v and the output are [B, H, T, *]
+
+    @property
+    def peer(self) -> str:
+        package = self.module.partition(".")[0]
+        return "helion" if package == "examples" else package
 
     def load(self):
         return getattr(importlib.import_module(self.module), self.name)
 
     def parameters(self) -> list[str]:
         """Returns the arguments of the call."""
-        return ["q", "k", "v", "scale"] + ([self.decay] if self.decay else [])
+        if self.peer == "mamba_ssm":
+            return list(SCAN_ARGUMENTS)
+        return ["q", "k", "v", "scale"] + ([self.decay] if self.decay else []) + list(self.more)
 
     def suits(self, shape: Shape) -> bool:
         return not self.name.startswith("fused_recurrent") or shape.seq_len <= LONGEST_RECURRENT
 
 
-# Kind of decay, by bench_decay_attention's name for it.
+# What the caller's packages need to have a peer.
+INSTALL = {
+    "fla": "pip install flash-linear-attention==0.6.0",
+    "flash_qla": "pip install flash-qla==0.1.3",
+    "mamba_ssm": "pip install mamba_ssm",
+    "helion": "pip install helion, and add a checkout of its repository, which has the examples, to PYTHONPATH",
+}
+# The arguments of mamba_ssm's scan, in the order of its gradients. Rows are [B, channels, T].
+SCAN_ARGUMENTS = ("u", "delta", "A", "B", "C", "D", "delta_bias")
+
+# Kind, by the name that halflife's benchmark has for it.
 KINDS = {
     "per_head": (
         Operation("fla.ops.retention", "chunk_retention", None),
@@ -114,12 +144,28 @@ KINDS = {
     "per_token": (
         Operation("fla.ops.simple_gla", "chunk_simple_gla", "g"),
         Operation("fla.ops.simple_gla", "fused_recurrent_simple_gla", "g"),
+        Operation("examples.fla.simple_gla.chunk", "chunk_simple_gla", "g", heads_first=True),
     ),
     "per_channel": (
         Operation("fla.ops.gla", "chunk_gla", "g"),
         Operation("fla.ops.gla", "fused_recurrent_gla", "gk"),
     ),
+    "delta_net": (Operation("fla.ops.delta_rule", "chunk_delta_rule", None, more=("beta",)),),
+    "gated_delta_net": (
+        Operation("fla.ops.gated_delta_rule", "chunk_gated_delta_rule", "g", more=("beta",)),
+        Operation("flash_qla", "chunk_gated_delta_rule", "g", more=("beta",)),
+    ),
+    "kda": (Operation("fla.ops.kda", "chunk_kda", "g", more=("beta",)),),
+    SCAN: (Operation("mamba_ssm.ops.selective_scan_interface", "selective_scan_fn", None),),
 }
+
+
+def operations_of(kind: str, peer: str) -> list[Operation]:
+    return [operation for operation in KINDS[kind] if operation.peer == peer]
+
+
+def kinds_of(peer: str) -> list[str]:
+    return [kind for kind in KINDS if operations_of(kind, peer)]
 
 
 # ---- statistics and tables: no GPU needed ----
@@ -217,11 +263,11 @@ def table_words(text: str) -> str:
     return " ".join(text.split())[:200].replace("|", "/")
 
 
-def markdown(rows: list[dict], title: str) -> str:
+def markdown(rows: list[dict], title: str, peer: str = "fla") -> str:
     lines = [
         title,
         "",
-        "| decay | shape | fla, ms: forward / both | halflife, ms: forward / both "
+        f"| kind | shape | {peer}, ms: forward / both | halflife, ms: forward / both "
         "| speed: forward / both | share of memory roofline: forward / both |",
         "|---|---|---|---|---|---|",
     ]
@@ -230,7 +276,7 @@ def markdown(rows: list[dict], title: str) -> str:
         lines += ["", LATE_MEANS]
     problems = dict.fromkeys(table_words(one) for row in rows for one in row.get("problems", ()))
     if problems:
-        lines += ["", "Left out of fla's operations:", ""]
+        lines += ["", f"Left out of {peer}'s operations:", ""]
         lines += [f"- {problem}" for problem in problems]
     return "\n".join(lines) + "\n"
 
@@ -290,39 +336,91 @@ def skip(reason: str):
 
 
 def shapes_of(kind: str) -> tuple[Shape, ...]:
-    return SHAPES + SHAPES_OF_KIND.get(kind, ())
+    if kind == SCAN:
+        return SCAN_SHAPES
+    return DELTA_SHAPES if kind in DELTA_KINDS else SHAPES + SHAPES_OF_KIND.get(kind, ())
 
 
 def make_inputs(torch, kind: str, shape: Shape) -> dict:
-    """For fla, which does not share heads: q and k are repeated. Neither this nor the sum of their gradients
+    """For peers that do not share heads: q and k are repeated. Neither this nor the sum of their gradients
     is part of the time."""
+    if kind == SCAN:
+        return make_scan_inputs(torch, shape)
     sizes = (shape.batch, shape.seq_len, shape.heads)
     rows = lambda width: torch.randn(*sizes, width, device="cuda", dtype=torch.bfloat16)
     widths = {"q": shape.dim, "k": shape.dim, "v": shape.values}
-    inputs = {name: rows(width).requires_grad_() for name, width in widths.items()}
-    if kind != "per_head":
-        extra = (shape.dim,) if kind == "per_channel" else ()
-        inputs["decay"] = (torch.rand(*sizes, *extra, device="cuda") * -0.2).requires_grad_()
+    inputs = {name: rows(width) for name, width in widths.items()}
+    if kind in DELTA_KINDS:  # unit queries and keys, as in a model
+        for name in ("q", "k"):
+            inputs[name] = torch.nn.functional.normalize(inputs[name].float(), dim=-1).to(torch.bfloat16)
+        inputs["beta"] = torch.rand(*sizes, device="cuda") * 0.8 + 0.1
+    if kind not in ("per_head", "delta_net"):
+        extra = (shape.dim,) if kind in ("per_channel", "kda") else ()
+        inputs["decay"] = torch.rand(*sizes, *extra, device="cuda") * (-0.1 if kind in DELTA_KINDS else -0.2)
+    for leaf in inputs.values():
+        leaf.requires_grad_()
     inputs["dout"] = rows(shape.values)
     return inputs
 
 
+def make_scan_inputs(torch, shape: Shape) -> dict:
+    """Steps from 0.001 to 0.1, as in a model at the start of training."""
+    rows = lambda width: torch.randn(shape.batch, width, shape.seq_len, device="cuda", dtype=torch.bfloat16)
+    step = (torch.rand(shape.dim, device="cuda") * 4.6 - 6.9).exp()
+    inputs = {"u": rows(shape.dim), "delta": rows(shape.dim) * 0.1,
+              "A": -(torch.rand(shape.dim, STATES, device="cuda") * 2.77).exp(), "B": rows(STATES), "C": rows(STATES),
+              "D": torch.randn(shape.dim, device="cuda"), "delta_bias": step + torch.log(-torch.expm1(-step))}  # fmt: skip
+    for leaf in inputs.values():
+        leaf.requires_grad_()
+    return {**inputs, "dout": rows(shape.dim)}
+
+
+def laid_out(operation: Operation, inputs: dict) -> dict:
+    """Returns the inputs in the peer's layout, which is not part of the time."""
+    if not operation.heads_first:
+        return inputs
+    swap = lambda x: x.detach().transpose(1, 2).contiguous().requires_grad_(x.requires_grad)
+    return {name: swap(x) if name in ("q", "k", "v", "dout") else x for name, x in inputs.items()}
+
+
 def call(operation: Operation, inputs: dict):
-    arguments = {name: inputs[name] for name in ("q", "k", "v")}
+    """`inputs` are in the peer's layout."""
+    if operation.peer == "mamba_ssm":
+        return operation.load()(**{name: inputs[name] for name in SCAN_ARGUMENTS}, delta_softplus=True)
+    arguments = {name: inputs[name] for name in ("q", "k", "v", *operation.more)}
     if operation.decay:
         arguments[operation.decay] = inputs["decay"]
-    return operation.load()(scale=inputs["q"].shape[-1] ** -0.5, **arguments)[0]
+    result = operation.load()(scale=inputs["q"].shape[-1] ** -0.5, **arguments)
+    return result[0] if isinstance(result, tuple) else result
 
 
 def leaves(inputs: dict) -> list:
-    return [inputs[name] for name in ("q", "k", "v", "decay") if name in inputs]
+    return [inputs[name] for name in ("q", "k", "v", "decay", "beta", *SCAN_ARGUMENTS) if name in inputs]
+
+
+def scan_recurrence(torch, inputs: dict):
+    """h_t = exp(step_t A) h_{t-1} + step_t u_t B_t, y_t = C_t h_t + D u_t, step = softplus(delta + bias), in fp64."""
+    u, delta, a, b, c, skip, bias = (inputs[name].double() for name in SCAN_ARGUMENTS)
+    step = torch.nn.functional.softplus(delta + bias[:, None])
+    state, outs = torch.zeros(u.shape[0], *a.shape, device=u.device).double(), []
+    for t in range(u.shape[2]):
+        now = step[:, :, t, None]
+        state = (now * a).exp() * state + now * u[:, :, t, None] * b[:, None, :, t]
+        outs.append((state * c[:, None, :, t]).sum(-1))
+    return torch.stack(outs, -1) + skip[:, None] * u
 
 
 def recurrence(torch, inputs: dict):
-    """o_t = scale q_t S_t, S_t = exp(decay_t) S_{t-1} + k_t^T v_t, in fp64."""
+    """o_t = scale q_t S_t, S_t = exp(decay_t) S_{t-1} + k_t^T v_t, in fp64. With beta, the delta rule:
+    S~ = exp(decay_t) S_{t-1}, S_t = S~ + k_t^T beta_t (v_t - k_t S~)."""
+    if "u" in inputs:
+        return scan_recurrence(torch, inputs)
     q, k, v = (inputs[name].double() for name in ("q", "k", "v"))
+    beta = inputs["beta"].double() if "beta" in inputs else None
     if "decay" in inputs:
         decay = inputs["decay"].double()
+    elif beta is not None:
+        decay = torch.zeros(q.shape[:3], device=q.device).double()
     else:
         heads = torch.arange(q.shape[2], device=q.device, dtype=torch.float64)
         decay = torch.log1p(-(2.0 ** (-5 - heads))).expand(q.shape[:3])
@@ -330,7 +428,10 @@ def recurrence(torch, inputs: dict):
     state = torch.zeros(q.shape[0], q.shape[2], q.shape[3], v.shape[3], device=q.device).double()
     outs = []
     for t in range(q.shape[1]):
-        state = decay[:, t] * state + k[:, t].unsqueeze(-1) * v[:, t].unsqueeze(-2)
+        state, written = decay[:, t] * state, v[:, t]
+        if beta is not None:
+            written = beta[:, t, :, None] * (written - (k[:, t].unsqueeze(-1) * state).sum(-2))
+        state = state + k[:, t].unsqueeze(-1) * written.unsqueeze(-2)
         outs.append((q[:, t].unsqueeze(-1) * state).sum(-2) * q.shape[-1] ** -0.5)
     return torch.stack(outs, 1)
 
@@ -340,22 +441,28 @@ def relative_error(got, want) -> float:
 
 
 def part_of(inputs: dict) -> dict:
-    """Returns the first sequence and heads as leaves of their own. Sequences and heads are independent."""
-    return {name: x.detach()[:1, :, :CHECKED_HEADS].requires_grad_(x.requires_grad)
-            for name, x in inputs.items()}  # fmt: skip
+    """Returns the first sequence and heads as leaves of their own. Sequences and heads are independent. The scan's
+    weights are shared by its sequences, so its inputs are used whole."""
+    return {name: first_of(inputs, x.detach()).clone().requires_grad_(x.requires_grad) for name, x in inputs.items()}
+
+
+def first_of(inputs: dict, x):
+    return x if "u" in inputs else x[:1, :, :CHECKED_HEADS]
 
 
 def error_of(torch, kind: str, operation: Operation, name: str, shape: Shape) -> float:
     """Returns the error of one pass on the first tokens of the shape."""
-    inputs = make_inputs(torch, kind, dataclasses.replace(shape, seq_len=min(CHECKED_TOKENS, shape.seq_len)))
-    part = part_of(inputs)
+    small = dataclasses.replace(shape, seq_len=min(CHECKED_TOKENS, shape.seq_len), batch=1 if kind == SCAN else shape.batch)
+    inputs = make_inputs(torch, kind, small)
+    part, theirs = part_of(inputs), laid_out(operation, inputs)
     want = recurrence(torch, part)
+    swapped = lambda x: x.transpose(1, 2) if operation.heads_first and x.dim() == 4 else x
     if name == "forward":
         with torch.no_grad():
-            return relative_error(call(operation, inputs)[:1, :, :CHECKED_HEADS], want)
+            return relative_error(first_of(inputs, swapped(call(operation, theirs))), want)
     wants = torch.autograd.grad(want, leaves(part), part["dout"].double())
-    gots = torch.autograd.grad(call(operation, inputs), leaves(inputs), inputs["dout"])
-    return worst(relative_error(got[:1, :, :CHECKED_HEADS], one) for got, one in zip(gots, wants))
+    gots = torch.autograd.grad(call(operation, theirs), leaves(theirs), theirs["dout"])
+    return worst(relative_error(first_of(inputs, swapped(got)), one) for got, one in zip(gots, wants))
 
 
 def words_of(error: Exception) -> str:
@@ -422,7 +529,7 @@ def time_fla(
 ) -> Time:
     """Times one pass. Each call uses the next problem, so that operands are not in the cache."""
     cache = torch.cuda.get_device_properties(0).L2_cache_size
-    problems = [make_inputs(torch, kind, shape) for _ in range(num_problems(cache, shape))]
+    problems = [laid_out(operation, make_inputs(torch, kind, shape)) for _ in range(num_problems(cache, shape))]
 
     def forward(inputs):
         with torch.no_grad():
@@ -447,11 +554,27 @@ class Failed(Exception):
     """Runs halflife's side of a comparison."""
 
 
+def program_of(kind: str) -> str:
+    if kind == SCAN:
+        return "bench_scans"
+    return "bench_delta_rule" if kind in DELTA_KINDS else "bench_decay_attention"
+
+
+def words_of_shape(kind: str, shape: Shape) -> list[str]:
+    """Returns the options of halflife's benchmark for the shape."""
+    words = ["--kind", kind, "--batch", shape.batch, "--seq-len", shape.seq_len, "--dim", shape.dim]
+    if kind == SCAN:
+        words += ["--states", STATES]
+    else:
+        words += ["--heads", shape.heads]
+        if kind not in DELTA_KINDS:
+            words += ["--dim-v", shape.dim_v, "--qk-heads", shape.qk_heads]
+    return list(map(str, words))
+
+
 def time_ours(binary: pathlib.Path, kind: str, shape: Shape, samples: int) -> dict:
-    command = [binary, "--device", "cuda", "--kind", kind, "--rounds", samples]
-    command += ["--batch", shape.batch, "--seq-len", shape.seq_len]
-    command += ["--heads", shape.heads, "--dim", shape.dim]
-    command += ["--dim-v", shape.dim_v, "--qk-heads", shape.qk_heads]
+    """`binary` is any of the benchmarks, which are in one folder."""
+    command = [binary.with_name(program_of(kind)), "--device", "cuda", *words_of_shape(kind, shape), "--rounds", samples]
     done = subprocess.run([str(x) for x in command], capture_output=True, text=True, check=False)
     sys.stderr.write(done.stderr)
     if done.returncode != 0:
@@ -477,7 +600,7 @@ class Comparison:
         self.fla: dict[str, dict[str, list[Time]]] = {name: {} for name in PASSES}
         self.problems: list[str] = []
         self.to_time: list[tuple[Operation, str]] = []
-        for operation in KINDS[kind]:
+        for operation in operations_of(kind, options.peer):
             if not operation.suits(shape):
                 continue
             problems = trials[operation.name]["problems"]
@@ -548,20 +671,21 @@ def switch_guard_off() -> None:
     setattr(module, name, False)
 
 
-def load_torch():
+def load_torch(peer: str, kinds: list[str]):
+    os.environ.setdefault("FLA_FLASH_QLA", "0")  # fla would call FlashQLA where it is installed, which is a peer of its own
     try:
         import torch
     except ImportError as error:
         skip(f"no torch here ({error}); pip install torch==2.11.0 would bring it")
     if not torch.cuda.is_available():
         skip("no GPU was found")
-    for operation in sum(KINDS.values(), ()):
+    for operation in sum((operations_of(kind, peer) for kind in kinds), []):
         try:
             missing = missing_parameters(operation.load(), operation.parameters())
         except ImportError as error:
-            skip(f"no fla here ({error}); pip install flash-linear-attention==0.6.0 would bring it")
+            skip(f"no {peer} here ({error}); {INSTALL[peer]} would bring it")
         if missing:
-            sys.exit(f"{operation.name} of this fla takes no {', '.join(missing)}; 0.6.0 does")
+            sys.exit(f"{operation.name} of this {peer} takes no {', '.join(missing)}; another version does")
     return torch
 
 
@@ -571,6 +695,7 @@ def main():
     )
     parser.add_argument("--binary", type=pathlib.Path,
                         default=REPO / "build/cuda/bench/bench_decay_attention")
+    parser.add_argument("--peer", choices=INSTALL, default="fla", help="the other program (fla)")
     parser.add_argument("--only", choices=KINDS, action="append", help="this kind; may be repeated")
     parser.add_argument("--shapes", nargs="+", help="the shapes whose names contain one of these words")
     parser.add_argument("--without-guard", action="store_true",
@@ -585,21 +710,26 @@ def main():
     options = parser.parse_args()
     if options.resume and not options.json:
         parser.error("--resume wants --json, the file to go on with")
-    if options.shapes and not left_to_do(options.only or list(KINDS), [], options.shapes):
+    kinds = options.only = options.only or kinds_of(options.peer)
+    foreign = [kind for kind in kinds if not operations_of(kind, options.peer)]
+    if foreign:
+        parser.error(f"--peer {options.peer} has no {', '.join(foreign)}; it has {', '.join(kinds_of(options.peer))}")
+    if options.shapes and not left_to_do(kinds, [], options.shapes):
         parser.error(f"--shapes {' '.join(options.shapes)}: no shape's name contains that; the shapes are "
-                     + ", ".join(map(str, shapes_of("per_token"))))  # fmt: skip
-    torch = load_torch()
-    set_tuning(options.tune_ms)
+                     + ", ".join(map(str, shapes_of(kinds[0]))))  # fmt: skip
+    torch = load_torch(options.peer, kinds)
+    if options.peer in ("fla", "helion"):  # Triton's
+        set_tuning(options.tune_ms)
     if options.without_guard:
         switch_guard_off()
     if not options.binary.exists():
-        makes = "cmake --build build/cuda --target bench_decay_attention makes it"
+        makes = "cmake --build build/cuda --target bench makes it"
         skip(f"no {options.binary}; {makes}")
     sys.exit(compare(torch, options))
 
 
 def compare(torch, options) -> int:
-    kinds = options.only or list(KINDS)
+    kinds = options.only
     device = torch.cuda.get_device_name(0)
     result = {"device": device, "torch": torch.__version__, "trials": {}, "rows": []}
     if options.resume:
@@ -615,14 +745,14 @@ def compare(torch, options) -> int:
 
     for kind, shape in left_to_do(kinds, rows, options.shapes):
         tried = trials.setdefault(f"{kind} {shape}", {})
-        for operation in KINDS[kind]:
+        for operation in operations_of(kind, options.peer):
             if operation.suits(shape) and operation.name not in tried:
                 tried[operation.name] = trial(torch, kind, operation, shape)
                 keep()
         put(rows, Comparison(torch, kind, shape, tried, options).row())
         print(json.dumps(rows[-1]), file=sys.stderr)
         keep()
-    table = markdown(rows, f"{device}, torch {torch.__version__}, bf16, medians:")
+    table = markdown(rows, f"{device}, torch {torch.__version__}, bf16, medians:", options.peer)
     print(table)
     if options.markdown:
         options.markdown.write_text(table)

@@ -9,10 +9,9 @@
 
 #include "ops/scans/selective_scan.h"
 #include "ops/scans/wkv4.h"
+#include "support/operation_times.h"
 
 namespace halflife::bench {
-
-using Tensors = std::vector<at::Tensor>;
 
 // Maps the operands of one scan, [B, T, ...] first, to its outputs [B, T, D].
 struct EagerForm {

@@ -33,6 +33,10 @@ at::Device FindDevice(const std::string& name);
 // Timer for short ones.
 double Milliseconds(at::Device device, const std::function<void()>& run);
 
+// A profiler that was started with recording off (`ncu --profile-from-start off`) records the
+// kernels from here on. Without a profiler, and on the CPU, this does nothing.
+void StartProfiler(at::Device device);
+
 // Waits until the device has finished everything that is enqueued.
 void Synchronise(at::Device device);
 
@@ -51,7 +55,8 @@ class Timer {
  public:
   explicit Timer(at::Device device) : device_(device) {}
   double Milliseconds(const std::function<void()>& run);
-  void StartCounting() { calls_ = late_ = 0; }
+  // Ends the warm-up. A profiler records from here on (StartProfiler).
+  void StartCounting();
   // Share of the calls since StartCounting in which the GPU waited for the host. 1 if `run` itself
   // waits for the GPU, 0 on the CPU.
   double late_share() const { return calls_ == 0 ? 0 : static_cast<double>(late_) / calls_; }

@@ -48,6 +48,7 @@
 #include "support/program.h"
 #include "train/device.h"
 #include "train/step/arena_optimizer.h"
+#include "train/step/float8_layers.h"
 #include "train/step/gradient_norm.h"
 #include "train/step/gradient_sync.h"
 #include "train/step/micro_batch_graph.h"
@@ -131,9 +132,16 @@ Device PreparedDevice(const Options& options) {
 train::ParameterArena::Config ArenaConfigOf(const Options& options, at::Device device) {
   train::ParameterArena::Config config;
   config.device = device;
-  config.compute_dtype = options.precision == "bf16" ? at::kBFloat16 : at::kFloat;
+  config.compute_dtype = options.precision == "fp32" ? at::kFloat : at::kBFloat16;
   config.states = train::OptimizerConfig().state_names();
   return config;
+}
+
+// A run whose FP8 layers are those of the benchmark.
+train::RunConfig RunOf(const Options& options) {
+  train::RunConfig run;
+  run.train.precision = options.precision;
+  return run;
 }
 
 class Bench {
@@ -148,6 +156,7 @@ class Bench {
                                            /*watch=*/nullptr)
                    : dist::MakeSelfCommunicator("world")),
         arena_(model_.parameters(), ArenaConfigOf(options, train::ToTorch(device_))),
+        float8_(RunOf(options), model_.parameters()),
         gradients_(arena_, *world_, {.one_by_one = options.cuda_graphs}),
         optimizer_(arena_, {}),
         batch_{.inputs = RandomTokens(options, 0).to(train::ToTorch(device_)),
@@ -172,6 +181,7 @@ class Bench {
     gradients_.Finish();
     const double norm = std::sqrt(train::SumOfSquares(arena_.updated_fragments(), arena_.grads()));
     optimizer_.Update(1e-3, std::min(1.0, 1.0 / (norm + 1e-6)), ++num_updates_);
+    float8_.Invalidate();
     // item() waits for the device, so the timed work is finished.
     return loss.item<double>() / static_cast<double>(batch_.num_targets);
   }
@@ -197,6 +207,7 @@ class Bench {
   // As StepRunner with train.cuda_graphs on one rank.
   at::Tensor Replayed() {
     arena_.grads().zero_();
+    float8_.Refresh();  // the recorded graph reads the copies
     const at::Tensor loss = graph_->Run(batch_);
     gradients_.SumReplayed();
     return loss;
@@ -210,6 +221,7 @@ class Bench {
   // One rank. Sums gradients as a run on this device does: with NCCL on a GPU.
   std::unique_ptr<dist::Communicator> world_;
   train::ParameterArena arena_;
+  train::Float8Layers float8_;
   train::GradientSync gradients_;
   train::ArenaOptimizer optimizer_;
   eval::BatchTensors batch_;
@@ -281,6 +293,7 @@ void Run(const Options& options) {
   Bench trained(options);
   std::vector<double> losses;
   for (int i = 0; i < options.warmup; ++i) losses.push_back(trained.Step());
+  bench::StartProfiler(train::ToTorch(device));
   std::vector<double> seconds, processor_seconds;
   for (int i = 0; i < options.steps; ++i) {
     const Stopwatch watch;
@@ -338,7 +351,8 @@ int main(int argc, char** argv) {
   app.add_flag("--list-mixers", list_mixers,
                "print the names that --mixer takes, and time nothing");
   app.add_option("--device", options.device, "cpu or cuda: exit code 4 without a GPU");
-  app.add_option("--precision", options.precision);
+  app.add_option("--precision", options.precision, "fp32, bf16 or fp8, as train.precision")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp8"}));
   app.add_option("--layers", options.layers);
   app.add_option("--dim", options.dim);
   app.add_option("--mlp-dim", options.mlp_dim);

@@ -69,7 +69,7 @@ class CompareFlaTest(unittest.TestCase):
             self.assertEqual(len(set(map(str, shapes))), len(shapes))
             for shape in shapes:
                 self.assertEqual(shape.seq_len % 64, 0)
-                self.assertIn(shape.dim, (64, 128, 256))
+                self.assertIn(shape.dim, (2048,) if kind == fla.SCAN else (64, 128, 256))
                 self.assertTrue(any(operation.suits(shape) for operation in operations))
 
     def test_shared_heads_and_other_widths_are_in_the_name(self):
@@ -81,6 +81,26 @@ class CompareFlaTest(unittest.TestCase):
         recurrent = fla.KINDS["per_token"][1]
         self.assertTrue(recurrent.suits(fla.Shape(1, 2048, 1, 64)))
         self.assertFalse(recurrent.suits(fla.Shape(1, 4096, 1, 64)))
+
+    def test_a_peer_has_its_own_kinds_and_operations(self):
+        self.assertEqual(fla.kinds_of("fla"), ["per_head", "per_token", "per_channel", *fla.DELTA_KINDS])
+        self.assertEqual(fla.kinds_of("flash_qla"), ["gated_delta_net"])
+        self.assertEqual(fla.kinds_of("mamba_ssm"), [fla.SCAN])
+        self.assertEqual(fla.kinds_of("helion"), ["per_token"])
+        self.assertEqual([one.name for one in fla.operations_of("per_token", "helion")], ["chunk_simple_gla"])
+        asked = fla.operations_of("gated_delta_net", "flash_qla")[0].parameters()
+        self.assertEqual(asked, ["q", "k", "v", "scale", "g", "beta"])
+        done = subprocess.run([sys.executable, SCRIPT, "--peer", "flash_qla", "--only", "kda"], capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("--peer flash_qla has no kda; it has gated_delta_net", done.stderr)
+
+    def test_each_kind_has_its_own_program_and_options(self):
+        scan = fla.words_of_shape(fla.SCAN, fla.Shape(8, 2048, 1, 2048))
+        self.assertEqual(" ".join(scan), "--kind selective_scan --batch 8 --seq-len 2048 --dim 2048 --states 16")
+        delta = fla.words_of_shape("kda", fla.Shape(1, 64, 2, 128))
+        self.assertEqual(" ".join(delta), "--kind kda --batch 1 --seq-len 64 --dim 128 --heads 2")
+        self.assertEqual([fla.program_of(kind) for kind in (fla.SCAN, "kda", "per_head")],
+                         ["bench_scans", "bench_delta_rule", "bench_decay_attention"])  # fmt: skip
 
     def test_fla_counts_with_its_fastest(self):
         rounds = {"chunk": [3.0, 1.0, 2.0], "recurrent": [1.9, 9.0, 1.0]}
@@ -202,7 +222,7 @@ class CompareFlaTest(unittest.TestCase):
         self.assertRegex(done.stdout, "^SKIPPED: no (torch here|GPU was found)")
 
     def test_signatures_of_fla(self):
-        for operation in sum(fla.KINDS.values(), ()):
+        for operation in sum((fla.operations_of(kind, "fla") for kind in fla.KINDS), []):
             try:
                 function = operation.load()
             except ImportError as error:
@@ -253,7 +273,7 @@ class GoingOnTest(unittest.TestCase):
         return our_round(1, 2)
 
     def go(self):
-        options = SimpleNamespace(only=["per_head"], rounds=2, samples=1, json=self.json, resume=True,
+        options = SimpleNamespace(peer="fla", only=["per_head"], rounds=2, samples=1, json=self.json, resume=True,
                                   markdown=None, binary="bench", shapes=self.shapes)  # fmt: skip
         self.order.clear()
         quiet = io.StringIO()

@@ -32,6 +32,7 @@ REASONS = {
     "ncu": r"no ncu here",
     "jla": r"no jla here|no GPU was found",
     "fla": r"no fla here|no torch here|no GPU was found",
+    **{peer: rf"no {peer} here|no torch here|no GPU was found" for peer in ("flash_qla", "mamba_ssm", "helion")},
     "profile": r"no nsys here",
 }  # fmt: skip
 

@@ -90,17 +90,24 @@ class ReadersTest(InAFolder):
         path = self.folder / "ncu.csv"
         head = '"ID","Kernel Name","Section Name","Metric Name","Metric Unit","Metric Value","Rule Name"'
         path.write_text("==PROF== Connected\n" + head + """
-"0","void Scan<64>(float *)","GPU Speed Of Light Throughput","Duration","us","185.2",""
-"0","void Scan<64>(float *)","Occupancy","Achieved Occupancy","%","12.5",""
-"0","void Scan<64>(float *)","Occupancy","","","","AchievedOccupancy"
+"0","void halflife::kernels::decay::<unnamed>::Scan<(int)64>(float *)","GPU Speed Of Light Throughput","Duration","us","185.2",""
+"0","void halflife::kernels::decay::<unnamed>::Scan<(int)64>(float *)","Occupancy","Achieved Occupancy","%","12.5",""
+"0","void halflife::kernels::decay::<unnamed>::Scan<(int)64>(float *)","Occupancy","","","","AchievedOccupancy"
 "1","Gradients(Args)","Launch Statistics","Registers Per Thread","register/thread","128",""
 """)
         self.assertEqual(readers.read_ncu(ended(0), path).result, {"launches": [
-            {"kernel": "void Scan<64>", "metrics": {"Duration": "185.2 us", "Achieved Occupancy": "12.5 %"}},
+            {"kernel": "decay::Scan<64>", "metrics": {"Duration": "185.2 us", "Achieved Occupancy": "12.5 %"}},
             {"kernel": "Gradients", "metrics": {"Registers Per Thread": "128 register/thread"}}]})  # fmt: skip
         path.write_text("==PROF== Connected\n==WARNING== No kernels were profiled.\n")
         self.assertEqual((readers.read_ncu(ended(0), path).status, readers.read_ncu(ended(9), path).status),
                          ("failed", "failed"))  # fmt: skip
+
+    def test_kernels_have_the_names_of_the_sources(self):
+        for signature, name in (
+            ("void halflife::kernels::lanes::ForwardKernel<(int)16, (bool)1>(halflife::Args<(int)2>, int)", "lanes::ForwardKernel<16, 1>"),
+            ("halflife::kernels::(anonymous namespace)::UpdateSegment(Args)", "UpdateSegment"),
+            ("void halflife::kernels::Rows<halflife::Norm, (long)-1>(int)", "Rows<halflife::Norm, -1>")):  # fmt: skip
+            self.assertEqual(readers.kernel_of(signature), name)
 
     def test_rows_of_what_was_ended_count(self):
         path = self.folder / "rows.json"
@@ -123,6 +130,12 @@ class ItemsTest(unittest.TestCase):
         for item in items.ITEMS:
             self.assertRegex(item.file_name, r"^[A-Za-z0-9._-]+$")
 
+    def test_every_gpu_test_has_an_item(self):
+        programs = {name for path in (REPO / "tests").rglob("CMakeLists.txt")
+                    for name in re.findall(r"NAME ((?!fake_)\w+_gpu_test)\b", path.read_text())}  # fmt: skip
+        self.assertGreater(len(programs), 8)
+        self.assertEqual(programs - {item.program.rpartition("/")[2] for item in items.ITEMS if item.group == "tests"}, set())
+
     def test_what_tells_most_comes_first(self):
         names = [item.name for item in items.ITEMS]
         groups = [name.partition("/")[0] for name in names]
@@ -136,7 +149,7 @@ class ItemsTest(unittest.TestCase):
     def test_the_scans_of_every_gpu_are_timed_beside_those_of_hopper(self):
         asked = {item.name: item for item in items.ITEMS if items.NO_HOPPER[1] in item.before}
         self.assertEqual({name.partition(" ")[0] for name in asked},
-                         {"tests/decay_binding_gpu_test,", "decay_attention/per_head", "decay_attention/per_token"})  # fmt: skip
+                         {"tests/decay_binding_gpu_test,", *(f"decay_attention/{kind}" for kind in items.DECAY_KINDS)})  # fmt: skip
         for name, item in asked.items():
             usual = next(one for one in items.ITEMS if one.name == name.removesuffix(", by warps"))
             self.assertEqual((item.program, item.words), (usual.program, usual.words))
@@ -150,15 +163,43 @@ class ItemsTest(unittest.TestCase):
                 self.assertNotIn("cuda", item.rehearsal)
 
     def test_ncu_profiles_the_round_that_is_timed(self):
+        """The program starts the recording, so no item depends on how many launches come before."""
         profiled = [item for item in items.ITEMS if item.group == "ncu"]
-        self.assertEqual([item.name.partition("/")[2].split()[0] for item in profiled], list(items.DECAY_SHAPES))
+        timed = {item.words: item.program for item in items.ITEMS if item.group in ("decay_attention", "delta_rule", "scans")}
         for item in profiled:
-            timed = next(one for one in items.ITEMS if one.name == item.name.replace("ncu/", "decay_attention/"))
-            self.assertEqual((item.program, item.words[: len(timed.words)]), (timed.program, timed.words))
+            if item.words[-2:] == ("--rounds", "1"):
+                self.assertEqual(timed[item.words[:-2]], item.program)
+            else:
+                self.assertEqual(item.program, "bench/bench_train_step")
+                self.assertEqual(item.words[item.words.index("--layers") + 1], "1")
+            self.assertNotIn("--profile", item.words, "one profiler at a time")
             words = items.words_of(item, (), pathlib.Path("b"), pathlib.Path("f"), False, {"ncu": "/opt/ncu"})
-            self.assertEqual(words[0], "/opt/ncu")
+            self.assertEqual(words[:3], ["/opt/ncu", "--profile-from-start", "off"])
             self.assertEqual(words[words.index("--log-file") + 1], "f")
-            self.assertLess(words.index("--launch-skip"), words.index(f"b/{item.program}"))
+            self.assertEqual(words[words.index("-k") + 1], "regex:halflife::")
+            self.assertFalse({"--launch-skip", "--launch-count", "-s", "-c"} & set(item.before))
+        kinds = {item.words[item.words.index("--kind") + 1] for item in profiled if "--kind" in item.words}
+        self.assertEqual(kinds, {*items.DECAY_KINDS, *items.DELTA, *items.SCANS})
+        self.assertEqual({item.words[1] for item in profiled if "--mixer" in item.words}, {"gla", "mamba", "rebased", "softmax"})
+        self.assertIn("fp8", [item.words[item.words.index("--precision") + 1] for item in profiled if "--mixer" in item.words])
+
+    def test_each_peer_has_an_item_for_each_of_its_kinds(self):
+        for peer in items.compare_fla.INSTALL:
+            of_peer = [item for item in items.ITEMS if item.group == peer]
+            kinds = {item.words[item.words.index("--only") + 1] for item in of_peer}
+            self.assertEqual(kinds, set(items.compare_fla.kinds_of(peer)))
+            for item in of_peer:
+                self.assertEqual(item.needs, (peer,))
+                words = items.words_of(item, (), pathlib.Path("b"), pathlib.Path("f"), False, {})
+                self.assertEqual(words[1], f"{items.REPO}/bench/compare_fla.py")
+                self.assertNotIn(f"b/{item.program}", words[:3])
+        self.assertEqual({*machine.PACKAGES}, {*items.PEERS})
+        self.assertEqual(items.compare_fla.INSTALL.keys(), tables.PEER_NAMES.keys())
+
+    def test_nsys_profiles_the_slowest_step_without_the_programs_own_profiler(self):
+        item = next(one for one in items.ITEMS if one.of_slowest)
+        words = items.words_of(item, ("--mixer", "gla", "--profile", "--steps", "3"), pathlib.Path("b"), pathlib.Path("f"), False, {})
+        self.assertEqual(words[-5:], ["b/bench/bench_train_step", "--mixer", "gla", "--steps", "3"])
 
     def test_racecheck_checks_this_projects_kernels_alone(self):
         for item in items.ITEMS:
@@ -200,6 +241,34 @@ class SessionTest(InAFolder):
             session.Session(folder, self.build, HERE, rehearse=False).run(wanted, budget, again, jobs)
             records = {item.program: folder.record_of(item) for item in wanted}
         return {name: (record.get("status"), record.get("reason")) for name, record in records.items()}
+
+    # Writes the table of a kernel for the file after --log-file, and runs the program after the options.
+    NCU = """
+echo "$*" >"FOLDER/ncu.words"
+while [ $# -gt 0 ]; do case "$1" in --log-file) log="$2"; shift 2 ;; FOLDER/*) break ;; *) shift ;; esac; done
+"$@" >/dev/null
+cat >"$log" <<END
+==PROF== Connected
+"ID","Kernel Name","Section Name","Metric Name","Metric Unit","Metric Value"
+"0","void halflife::kernels::decay::WarpgroupStatesKernel<(int)128>(Args)","GPU Speed Of Light","Duration","us","150.5"
+END"""
+
+    def test_kernels_under_ncu_come_into_the_table(self):
+        tools = self.folder / "tools"
+        tools.mkdir()
+        (tools / "ncu").write_text("#!/bin/sh" + self.NCU.replace("FOLDER", str(self.folder)))
+        (tools / "ncu").chmod(0o755)
+        item = items._ncu(self.item("timed", "echo \'{}\'"))
+        with mock.patch.dict(os.environ, {"PATH": f"{tools}:{os.environ['PATH']}"}):
+            self.assertEqual(self.go([item])["timed"], ("done", ""))
+        self.assertEqual(self.runs("timed"), 1)
+        self.assertIn("--profile-from-start off", (self.folder / "ncu.words").read_text())
+        with session.Folder(self.folder / "out") as folder:
+            text = tables.ncu([{**folder.record_of(item), "item": "ncu/timed"}])
+        self.assertIn("| timed | `decay::WarpgroupStatesKernel<128>` | 150.5 us |", text)
+        others = text.partition("Kernels without a row")[2]
+        self.assertIn("`decay::WarpgroupScanKernel`", others)
+        self.assertNotIn("WarpgroupStatesKernel", others)
 
     def test_a_bad_item_stops_no_other_and_a_good_one_runs_once(self):
         garbled = self.item("garbled", f'echo "{{" >"{self.folder}/out/logs/group-garbled.file"', read=readers.read_gtest)
@@ -397,6 +466,9 @@ FIGURES = {
         "max_error": 2e-3, **of_passes(ms=0.5, share_of_memory_roofline=0.61, share_of_matmul=0.3, late_share=0)},
     "fla/per_head": {"rows": [{"kind": "per_head", "shape": "B2 T64 H2 D64", **of_passes(
         fla_ms=3.0, halflife_ms=1.5, speed=2.0, share_of_memory_roofline=0.6)}]},
+    "flash_qla/gated_delta_net": {"rows": [{"kind": "gated_delta_net", "shape": "B2 T64 H2 D64", **of_passes(
+        fla_ms=1.0, halflife_ms=2.0, speed=0.5, share_of_memory_roofline=0.4)}]},
+    "delta_rule/kda B2 T64 H2 D64": {"max_error": 4e-3, **of_passes(ms=2.5, share_of_memory_roofline=0.2, late_share=0)},
     "jla/per_token": {"rows": [{"kind": "per_token", "shape": "B2 T64 H2 D64", **of_passes(
         jla_ms=3.0, halflife_ms=1.5, speed=2.0)}]},
     "softmax_attention/B2 T64 d64": {"device": "NVIDIA H200", "batch": 2, "forward": [
@@ -414,7 +486,7 @@ FIGURES = {
                             "first_loss": 10.58, "last_loss": 6.25,
                             "profile": {"launches": 900, "copies": 4, "synchronisations": 3, "wall_ms": 210.0,
                                         "top": [{"name": "gemm<a|b>", "calls": 12, "ms": 90.0}]}},
-    "ncu/per_head B2 T64 H2 D64": {"launches": [{"kernel": "void Scan<64>", "metrics": {
+    "ncu/per_head B2 T64 H2 D64": {"launches": [{"kernel": "decay::Scan<64>", "metrics": {
         "Duration": "185.2 us", "DRAM Throughput": "44 %", "Registers Per Thread": "128 register/thread"}}]},
     "decode/gla 340m": {"precision": "bf16", "early": 1000, "tokens": 10000, "early_ms_per_token": 2.0,
                         "late_ms_per_token": 2.1, "ratio": 1.05},
@@ -450,7 +522,9 @@ class TablesTest(InAFolder):
                       "| 8 x 4, vocabulary 9 | 4.00 | 2.00 | 2.00 x | 900 | 90 |",
                       "| gla 340m | 374,000,000 | 8 x 2048 | 200.0 | 81,920 | 41.0% | 20.0 | 900 | 4 | 3 | 10.58 / 6.25 |",
                       "| `gemm<a/b>` | 12 | 90.00 |", "| gla 340m | bf16 | 1,000 / 10,000 | 2.000 | 2.100 | 1.05 |",
-                      "| per_head B2 T64 H2 D64 | `void Scan<64>` | 185.2 us | 44 % |  |  | 128 register/thread |"):  # fmt: skip
+                      "Against FlashQLA, bf16:", "| gated_delta_net | B2 T64 H2 D64 | 1.000 / 1.000 | 2.000 / 2.000 | 0.50 x / 0.50 x |",
+                      "| kda B2 T64 H2 D64 | 2.500 / 2.500 | 20% / 20% | 0% / 0% | 4.0e-03 |",
+                      "| per_head B2 T64 H2 D64 | `decay::Scan<64>` | 185.2 us | 44 % |  |  | 128 register/thread |"):  # fmt: skip
             self.assertIn(words, text)
         self.assertNotIn("Not done", text)
         for block in text.split("\n\n"):
@@ -465,7 +539,7 @@ class TablesTest(InAFolder):
                 return [without_numbers(inner, key) for inner in value]
             return None if isinstance(value, float) else value
 
-        measured = {name: result for name, result in FIGURES.items() if not name.startswith(("fla", "jla"))}
+        measured = {name: result for name, result in FIGURES.items() if not name.startswith(("fla", "flash", "jla"))}
         out = self.leave(*(record(name, result=without_numbers(result)) for name, result in measured.items()))
         text = tables.session_text(tables.merged(out))
         self.assertIn("| per_head | B2 T64 H2 D64 | no number / no number |", text)
@@ -504,6 +578,14 @@ class TablesTest(InAFolder):
                 tables.publish(out, measured, document)
         self.assertEqual(len(list(measured.iterdir())), 3)
         self.assertEqual(len(re.findall("^### NVIDIA H200, ", document.read_text(), re.M)), 3)
+
+    def test_kernels_are_found_in_the_sources(self):
+        self.assertGreaterEqual(tables.kernels_in_sources(), {
+            "decay::WarpgroupStatesKernel", "decay::ChannelChunkOperandsKernel", "decay::ChannelWarpgroupScanKernel",
+            "lanes::BackwardKernel", "delta::AdjointScanKernel", "ConvertToFloat8Kernel", "UpdateSegment"})  # fmt: skip
+        (self.folder / "k.cuh").write_text("namespace halflife::kernels {\nnamespace a {\ntemplate <int kN>\n__global__ void\n"
+            "HL_LAUNCH_BOUNDS(128) OneKernel(Args a) {\n}\n}  // namespace a\n__global__ void TwoKernel(int n) {}\n}\n")  # fmt: skip
+        self.assertEqual(tables.kernels_in_sources(self.folder), {"a::OneKernel", "TwoKernel"})
 
     def test_refuses_mixtures_and_rehearsals(self):
         one = record("decode/gla 340m", result=FIGURES["decode/gla 340m"])

@@ -6,6 +6,7 @@ import os
 import pathlib
 import signal
 import subprocess
+import threading
 import time
 
 PR_SET_PDEATHSIG = 1
@@ -28,10 +29,12 @@ def _die_with_parent() -> None:
 
 
 _running: set[subprocess.Popen] = set()
+_ending = threading.Event()
 
 
 def end_all() -> None:
-    """Ends the commands that other threads wait for."""
+    """Ends the commands that other threads wait for, and those that they are starting."""
+    _ending.set()
     for process in list(_running):
         _kill(process)
 
@@ -58,6 +61,8 @@ def run(words: list[str], seconds: float, log: pathlib.Path, cwd: pathlib.Path, 
         process = subprocess.Popen(words, stdout=stdout, stderr=stderr, stdin=subprocess.DEVNULL, cwd=cwd, env=env,
                                    start_new_session=True, preexec_fn=_die_with_parent)  # fmt: skip
         _running.add(process)
+        if _ending.is_set():  # end_all() may have come before this process was in the set
+            _kill(process)
         try:
             code = process.wait(timeout=max(seconds, 0.1))
         except subprocess.TimeoutExpired:

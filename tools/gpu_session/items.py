@@ -29,7 +29,7 @@ class Item:
     rehearsal: tuple[str, ...] | None = None  # replaces `words`; None: the same words
     rehearsed_by: str = ""  # replaces `program` in a rehearsal
     before: tuple[str, ...] = ()  # words before the program
-    needs: tuple[str, ...] = ()  # compute-sanitizer, ncu, nsys, fla, jla
+    needs: tuple[str, ...] = ()  # compute-sanitizer, ncu, nsys, jla, or a peer of bench/compare_fla.py
     resumes: bool = False  # a repeated command continues with its file
     of_slowest: str = ""  # use the words of the slowest item of this group
     starts: tuple[str, ...] = ()  # programs below {build} that `program` starts
@@ -76,30 +76,58 @@ def _decay(kind: str, shape: compare_fla.Shape) -> Item:
                 ("--device", "cuda", "--kind", kind, *sizes), minutes=0.5, rehearsal=("--kind", kind, *small))  # fmt: skip
 
 
-def _fla(kind: str) -> Item:
-    words = ("--only", kind, "--rounds", "2", "--samples", "20", "--tune-ms", "20", "--without-guard", "--json", "{file}",
-             "--resume")  # fmt: skip
-    return Item(f"fla/{kind}", "bench/bench_decay_attention",
-                (*words, "--binary", "{build}/bench/bench_decay_attention"), readers.read_rows, 8,
-                before=("{python}", "{repo}/bench/compare_fla.py"), needs=("fla",), resumes=True)  # fmt: skip
+def _delta(kind: str) -> Item:
+    shape = compare_fla.DELTA_SHAPES[0]
+    small = ("--batch", "1", "--seq-len", "64", "--heads", "1", "--dim", "16", "--rounds", "1")
+    return Item(f"delta_rule/{kind} {shape}", "bench/bench_delta_rule",
+                ("--device", "cuda", *compare_fla.words_of_shape(kind, shape)), minutes=0.5,
+                rehearsal=("--kind", kind, *small))  # fmt: skip
 
 
-# Options of Nsight Compute. The caches are flushed before each kernel, and clocks are left alone, as in the timed rounds.
-NCU = ("ncu", "--clock-control", "none", "--target-processes", "application-only",
+def _scan(kind: str) -> Item:
+    shape = compare_fla.SCAN_SHAPES[0]
+    sizes = ("--batch", str(shape.batch), "--seq-len", str(shape.seq_len), "--dim", str(shape.dim))
+    small = ("--batch", "1", "--seq-len", "64", "--dim", "8", "--rounds", "1")
+    return Item(f"scans/{kind} B{shape.batch} T{shape.seq_len} D{shape.dim}", "bench/bench_scans",
+                ("--device", "cuda", "--kind", kind, *sizes), minutes=0.5, rehearsal=("--kind", kind, *small))  # fmt: skip
+
+
+def _peer(peer: str, kind: str, shapes: tuple[str, ...] = (), minutes: float = 8) -> Item:
+    """Compares with another program. `shapes`: parts of the names of shapes; empty: all."""
+    chosen = ("--shapes", *shapes) if shapes else ()
+    guard = ("--without-guard",) if peer == "fla" else ()
+    words = ("--peer", peer, "--only", kind, *chosen, "--rounds", "2", "--samples", "20", "--tune-ms", "20", *guard,
+             "--json", "{file}", "--resume")  # fmt: skip
+    program = f"bench/{compare_fla.program_of(kind)}"
+    name = f"{peer}/{kind}" + (f" {', '.join(shapes)}" if shapes else "")
+    return Item(name, program, (*words, "--binary", f"{{build}}/{program}"), readers.read_rows, minutes,
+                before=("{python}", "{repo}/bench/compare_fla.py"), needs=(peer,), resumes=True)  # fmt: skip
+
+
+# Options of Nsight Compute. The program starts the recording after its checks and warm-up (bench/support/measure.h), and
+# all kernels of this project count, so that new kernels need no change here. The caches are flushed before each kernel,
+# and clocks are left alone, as in the timed rounds.
+NCU = ("ncu", "--profile-from-start", "off", "--kernel-name-base", "demangled", "-k", "regex:halflife::",
+       "--clock-control", "none", "--target-processes", "application-only",
        *(word for section in ("SpeedOfLight", "LaunchStats", "Occupancy", "SchedulerStats", "WarpStateStats",
                               "MemoryWorkloadAnalysis") for word in ("--section", section)),
        "--metrics", "dram__bytes_read.sum,dram__bytes_write.sum,smsp__inst_executed.sum,l1tex__data_bank_conflicts_pipe_lsu.sum",
        "--csv", "--page", "details", "--log-file", "{file}")  # fmt: skip
 
 
-def _ncu(kind: str, shape: compare_fla.Shape, skipped: int, launches: int) -> Item:
-    """Profiles the kernels of one timed round of decay attention. `skipped`: the launches of the check and of the warm
-    round. `launches`: those of a forward, and of a forward and backward."""
-    timed = _decay(kind, shape)
-    kernels = ("-k", "regex:(Scan|States|Factors|Operands|Gradients)")
-    return Item(f"ncu/{kind} {shape}", timed.program, (*timed.words, "--rounds", "1", "--skip-eager"), readers.read_ncu, 1,
-                rehearsal=timed.rehearsal, before=(*NCU, *kernels, "--launch-skip", str(skipped), "-c", str(launches)),
-                needs=("ncu",))  # fmt: skip
+def _ncu(timed: Item, **more) -> Item:
+    return dataclasses.replace(timed, read=readers.read_ncu, minutes=1, before=NCU, needs=("ncu",), **more)
+
+
+def _ncu_round(timed: Item) -> Item:
+    """Profiles the kernels of one round of a benchmark: of a forward, and of a forward and backward."""
+    name = timed.name.removeprefix("decay_attention/").replace("/", " ")
+    return _ncu(timed, name=f"ncu/{name}", words=(*timed.words, "--rounds", "1"))
+
+
+def _ncu_step(name: str, *model, **more) -> Item:
+    """Profiles the kernels of one step of the model with one layer."""
+    return _ncu(_step(name, *model, layers=1, steps=1, profile=False, **more), name=f"ncu/step of {name}")
 
 
 def _jla(kind: str) -> Item:
@@ -110,14 +138,15 @@ def _jla(kind: str) -> Item:
                 before=("{python}", "{repo}/bench/compare_jla.py"), needs=("jla",))  # fmt: skip
 
 
-def _step(name: str, mixer: str, dim: int, heads: int, mlp_dim: int = 0) -> Item:
+def _step(name: str, mixer: str, dim: int, heads: int, mlp_dim: int = 0, precision: str = "bf16", layers: int = 24,
+          steps: int = 10, profile: bool = True, graphs: bool = False) -> Item:  # fmt: skip
     """A training step with a micro-batch of 8, as in launch/recipes. `mlp_dim` 0 means the width of the recipes (ratio 4)."""
-    fixed = ("--mixer", mixer, "--heads", str(heads), "--profile")
-    words = ("--device", "cuda", "--precision", "bf16", "--layers", "24", "--dim", str(dim), "--mlp-dim", str(mlp_dim),
-             "--seq-len", "2048", "--batch", "8", "--vocab", "32000", "--steps", "10", "--warmup", "3")  # fmt: skip
+    flags = (*(("--profile",) if profile else ()), *(("--cuda-graphs",) if graphs else ()))
+    words = ("--device", "cuda", "--precision", precision, "--layers", str(layers), "--dim", str(dim), "--mlp-dim", str(mlp_dim),
+             "--seq-len", "2048", "--batch", "8", "--vocab", "32000", "--steps", str(steps), "--warmup", "3")  # fmt: skip
     small = ("--layers", "1", "--dim", "32", "--seq-len", "64", "--batch", "1", "--steps", "1", "--warmup", "1")
-    return Item(f"train_step/{name}", "bench/bench_train_step", (*fixed, *words), minutes=1.5,
-                rehearsal=("--mixer", mixer, "--heads", "2", "--profile", *small))  # fmt: skip
+    return Item(f"train_step/{name}", "bench/bench_train_step", ("--mixer", mixer, "--heads", str(heads), *flags, *words),
+                minutes=1.5, rehearsal=("--mixer", mixer, "--heads", "2", *flags, *small))  # fmt: skip
 
 
 def _launches(name: str, *more: str) -> Item:
@@ -167,13 +196,18 @@ WHOLE_RUN = Item("run/quickstart", "src/cli/halflife", ("--device", "cuda", "--s
                  rehearsal=("--device", "cpu", "--steps", "6", "--small"),
                  before=("{python}", "{repo}/tools/gpu_session/whole_run.py"), starts=("src/cli/halflife-engine",))  # fmt: skip
 
-DECAY_SHAPES = {kind: compare_fla.shapes_of(kind) for kind in compare_fla.KINDS}
+DECAY_KINDS = ("per_head", "per_token", "per_channel")
+DECAY_SHAPES = {kind: compare_fla.shapes_of(kind) for kind in DECAY_KINDS}
 # Each kind of decay with bf16 and documents: tests/ops/decay_attention/binding_gpu_test.cc.
 DECAY_TESTS = ":".join(f"*.EqualsTheCpu/{number}" for number in (3, 7, 11))
 WRAPPERS, OPS = "tests/tools/cuda_emulator/device", "tests/ops"
 
 BINDING = _test("decay_binding_gpu_test", OPS, 1)
 FIRST_SHAPES = {kind: _decay(kind, shapes[0]) for kind, shapes in DECAY_SHAPES.items()}
+SHAPES_A_AND_B = ("B2 T16384", "V256")  # parts of their names
+DELTA = {kind: _delta(kind) for kind in compare_fla.DELTA_KINDS}
+SCANS = {kind: _scan(kind) for kind in (compare_fla.SCAN, "wkv4")}
+PEERS = ("jla", *compare_fla.INSTALL)  # groups whose program is a comparison
 
 ITEMS = (
     # Correctness.
@@ -181,6 +215,8 @@ ITEMS = (
     _test("step_kernels_gpu_test", OPS, 1),
     BINDING,
     _test("decay_routes_gpu_test", OPS, 1),
+    _test("delta_rule_gpu_test", OPS, 1),
+    _test("float8_linear_gpu_test", OPS, 1),
     _test("softmax_attention_gpu_test", OPS, 1),
     _test("polynomial_attention_gpu_test", OPS, 1),
     _test("step_gpu_test", "tests/train", 1.5),
@@ -193,16 +229,43 @@ ITEMS = (
     *FIRST_SHAPES.values(),
     _adamw(),
     _sanitized("memcheck", "wrappers_gpu_test", WRAPPERS, "*", 1),
-    # The remaining items of each group.
-    _by_warps(BINDING),
-    *(_by_warps(FIRST_SHAPES[kind]) for kind in ("per_head", "per_token")),
-    _test("nccl_gpu_test", "tests/dist", 1),
-    _step("gla 1.3b", "gla", 2048, 8),
+    # What each kernel costs, at the shapes of the recipes.
+    *(_decay(kind, shape) for kind, shapes in DECAY_SHAPES.items() for shape in shapes[1:3]),
+    *DELTA.values(),
+    *SCANS.values(),
+    *(_ncu_round(item) for item in FIRST_SHAPES.values()),
+    # Steps of the recipes' models.
     _step("retention 340m", "retention", 1024, 8, mlp_dim=1536),
-    _step("softmax 340m", "softmax", 1024, 16),
+    _step("gla 340m, fp8", "gla", 1024, 4, precision="fp8"),
+    _step("gla 340m, one graph a micro-batch", "gla", 1024, 4, graphs=True),
+    _step("gla 1.3b", "gla", 2048, 8),
+    _step("gla 1.3b, fp8", "gla", 2048, 8, precision="fp8"),
+    _step("gated_delta_net 340m", "gated_delta_net", 1024, 6),
+    _step("kda 24 x 1024", "kda", 1024, 8),
     _step("mamba 24 x 1024", "mamba", 1024, 4),
+    _step("mamba2 24 x 1024", "mamba2", 1024, 4),
+    # The other programs at the first shapes. Triton compiles for minutes.
+    *(_peer("fla", kind, SHAPES_A_AND_B, 3) for kind in DECAY_KINDS),
+    *(_jla(kind) for kind in compare_jla.KINDS),
+    _peer("flash_qla", "gated_delta_net", minutes=3),
+    *(_peer("fla", kind, minutes=3) for kind in compare_fla.DELTA_KINDS),
+    _peer("mamba_ssm", compare_fla.SCAN, minutes=2),
+    # The kernels of the other mixers, and those of a step.
+    *(_ncu_round(item) for item in (*DELTA.values(), *SCANS.values())),
+    _ncu_step("gla, fp8", "gla", 2048, 8, precision="fp8"),
+    _ncu_step("mamba", "mamba", 1024, 4),
+    _ncu_step("rebased", "rebased", 1024, 16),
+    _ncu_step("softmax", "softmax", 1024, 16),
+    # The remaining items of each group.
     _step("rebased 24 x 1024", "rebased", 1024, 16),
-    *(_decay(kind, shape) for kind, shapes in DECAY_SHAPES.items() for shape in shapes[1:]),
+    _step("softmax 340m", "softmax", 1024, 16),
+    _decode("gla 340m, one graph a token"),
+    _decode("gla 340m, one graph a token, fp32", "--precision", "fp32"),
+    _decode("gla 340m, kernel by kernel", "--no-cuda-graph"),
+    _by_warps(BINDING),
+    *(_by_warps(FIRST_SHAPES[kind]) for kind in DECAY_KINDS),
+    _test("nccl_gpu_test", "tests/dist", 1),
+    *(_decay(kind, shape) for kind, shapes in DECAY_SHAPES.items() for shape in shapes[3:]),
     _softmax(1, 64),
     _softmax(8, 64),
     _softmax(8, 128),
@@ -212,12 +275,8 @@ ITEMS = (
     _cross_entropy(16384, 2048, 32000),
     _launches("retention 4 x 128, one graph a micro-batch", "--cuda-graphs"),
     _launches("retention 4 x 128, kernel by kernel"),
-    _decode("gla 340m, one graph a token"),
-    _decode("gla 340m, one graph a token, fp32", "--precision", "fp32"),
-    _decode("gla 340m, kernel by kernel", "--no-cuda-graph"),
-    *(_ncu(kind, DECAY_SHAPES[kind][0], skipped, 9) for kind, skipped in (("per_head", 14), ("per_token", 14), ("per_channel", 24))),
-    *(_jla(kind) for kind in compare_jla.KINDS),
-    *(_fla(kind) for kind in compare_fla.KINDS),  # Triton compiles for minutes
+    *(_peer("fla", kind) for kind in DECAY_KINDS),
+    _peer("helion", "per_token", SHAPES_A_AND_B),
     _sanitized("memcheck", "decay_binding_gpu_test", OPS, DECAY_TESTS, 1.5),
     _sanitized("racecheck", "decay_binding_gpu_test", OPS, DECAY_TESTS, 6),
     _sanitized("memcheck", "step_kernels_gpu_test", OPS, "*", 3),
@@ -246,8 +305,9 @@ def words_of(item: Item, slowest: tuple[str, ...], build: pathlib.Path, file: pa
              tools: dict[str, str]) -> list[str]:  # fmt: skip
     """Returns the complete command of an item."""
     behind = item.rehearsal if rehearse and item.rehearsal is not None else item.words
-    behind = slowest if item.of_slowest else behind
-    program = () if item.group in ("fla", "jla") else (f"{build}/{program_of(item, rehearse)}",)
+    if item.of_slowest:  # one profiler at a time
+        behind = tuple(word for word in slowest if word != "--profile")
+    program = () if item.group in PEERS else (f"{build}/{program_of(item, rehearse)}",)
     places = {"{build}": str(build), "{file}": str(file), "{python}": sys.executable, "{repo}": str(REPO)}
     words = []
     for word in (*item.before, *program, *behind):

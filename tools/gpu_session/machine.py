@@ -16,6 +16,14 @@ CARRIED = "carried.json"  # in a folder that --pack made (carry.py)
 VERSION = "src/core/version.cc"  # in a build folder: contains the commit of the build
 WITH_CHANGES = " with changes"
 REHEARSAL = "none (rehearsal)"
+# The Python packages of the other programs, and how to get them.
+PACKAGES = {
+    "fla": ("fla", "pip install flash-linear-attention==0.6.0"),
+    "jla": ("jla", "pip install 'jax-linear-attention[cuda]==0.1.0'"),
+    "flash_qla": ("flash_qla", "pip install flash-qla==0.1.3"),
+    "mamba_ssm": ("mamba_ssm", "pip install mamba_ssm"),
+    "helion": ("helion", "pip install helion (its kernels are in its repository)"),
+}
 TOOL_FOLDERS = ("/usr/local/cuda/bin", "/opt/nvidia/nsight-systems/bin")
 
 
@@ -103,12 +111,8 @@ def find_tool(name: str) -> str | None:
 
 def why_missing(need: str) -> str:
     """Returns why an item that needs this tool cannot run; empty if it can."""
-    if need == "fla":
-        if importlib.util.find_spec("fla") is None:
-            return "no fla here. Run pip install flash-linear-attention==0.6.0, or add its folder to PYTHONPATH."
-        return ""
-    if need == "jla":
-        if importlib.util.find_spec("jla") is None:
-            return "no jla here. Run pip install 'jax-linear-attention[cuda]==0.1.0', or add its folder to PYTHONPATH."
-        return ""
+    if need in PACKAGES:
+        module, how = PACKAGES[need]
+        missing = importlib.util.find_spec(module) is None
+        return f"no {need} here. Run {how}, or add its folder to PYTHONPATH." if missing else ""
     return "" if find_tool(need) else f"no {need} here, in PATH or {' or '.join(TOOL_FOLDERS)}"

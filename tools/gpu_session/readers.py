@@ -92,6 +92,20 @@ def read_rows(finished: command.Finished, file: pathlib.Path) -> Outcome:
     return Outcome(FAILED, "; ".join(bad) or _exit_of(finished), rows)
 
 
+def kernel_of(name: str) -> str:
+    """Returns the name of a kernel as in the sources, with its template arguments, from a demangled signature:
+    "void halflife::kernels::decay::<unnamed>::Scan<(int)64>(Args)" is decay::Scan<64>."""
+    name = re.sub(r"\(anonymous namespace\)::|<unnamed>::|\{anonymous\}::", "", name)
+    name = re.sub(r"\([a-z ]+\)(?=-?\d)", "", name)
+    depth = 0
+    for i, letter in enumerate(name):
+        depth += (letter == "<") - (letter == ">")
+        if letter == "(" and depth == 0:
+            name = name[:i]
+            break
+    return name.removeprefix("void ").removeprefix("halflife::kernels::")
+
+
 def read_ncu(finished: command.Finished, file: pathlib.Path) -> Outcome:
     """Reads the table of Nsight Compute, one line per kernel and metric, as a dict of metrics per launch."""
     if finished.code != 0:
@@ -100,11 +114,11 @@ def read_ncu(finished: command.Finished, file: pathlib.Path) -> Outcome:
     table = [line for line in lines if line.startswith('"')]  # the other lines are messages of ncu
     launches: dict[str, dict] = {}
     for row in csv.DictReader(table):
-        launch = launches.setdefault(row["ID"], {"kernel": row["Kernel Name"].partition("(")[0], "metrics": {}})
+        launch = launches.setdefault(row["ID"], {"kernel": kernel_of(row["Kernel Name"]), "metrics": {}})
         if row.get("Metric Name"):  # a rule has none
             launch["metrics"][row["Metric Name"]] = f"{row['Metric Value']} {row['Metric Unit']}".strip()
     if not launches:
-        return Outcome(FAILED, "ncu profiled no kernel: are there fewer launches than --launch-skip?")
+        return Outcome(FAILED, "ncu profiled no kernel. Is the program older than this script?")
     return Outcome(DONE, result={"launches": list(launches.values())})
 
 

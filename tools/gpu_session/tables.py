@@ -15,6 +15,9 @@ BEGIN, END = "<!-- tools/gpu_session: begin -->", "<!-- tools/gpu_session: end -
 NOTHING = "No whole session has run yet; `tools/gpu_session/run.py --tables` writes its tables here."
 
 
+PEER_NAMES = {"fla": "flash-linear-attention", "flash_qla": "FlashQLA", "mamba_ssm": "mamba_ssm", "helion": "Helion"}
+
+
 def table(head: list[str], rows: list[list[str]]) -> str:
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
@@ -93,14 +96,30 @@ def decay_attention(records: list[dict]) -> str:
     return "Decay attention, bf16:\n\n" + table(head, rows) if rows else ""
 
 
-def fla(records: list[dict]) -> str:
-    rows = [row for record in of_group(records, "fla") for row in record["result"]["rows"]]
-    return compare_fla.markdown(rows, "Decay attention against flash-linear-attention, bf16:").strip() if rows else ""
+def peers(records: list[dict]) -> str:
+    """One table for each program of compare_fla.py."""
+    parts = []
+    for peer in compare_fla.INSTALL:
+        rows = [row for record in of_group(records, peer) for row in record["result"]["rows"]]
+        if rows:
+            parts.append(compare_fla.markdown(rows, f"Against {PEER_NAMES[peer]}, bf16:", peer).strip())
+    return "\n\n".join(parts)
 
 
 def jla(records: list[dict]) -> str:
     rows = [row for record in of_group(records, "jla") for row in record["result"]["rows"]]
     return compare_jla.markdown(rows, "Decay attention against jax-linear-attention, bf16:").strip() if rows else ""
+
+
+def other_mixers(records: list[dict]) -> str:
+    """The delta rule and the scans."""
+    rows = []
+    for record in (*of_group(records, "delta_rule"), *of_group(records, "scans")):
+        result = record["result"]
+        rows.append([name_of(record), both(result, "ms", "{:.3f}"), both(result, "share_of_memory_roofline", "{:.0%}"),
+                     both(result, "late_share", "{:.0%}"), show(result["max_error"], "{:.1e}")])  # fmt: skip
+    head = ["kind and shape", "ms: forward / both", "share of memory roofline", "calls that waited for the host", "error"]
+    return "Delta rule and scans, bf16:\n\n" + table(head, rows) if rows else ""
 
 
 def row_kernels(records: list[dict]) -> str:
@@ -193,14 +212,39 @@ NCU_COLUMNS = {"Duration": "time", "DRAM Throughput": "share of DRAM's rate", "I
                "Achieved Occupancy": "occupancy", "Registers Per Thread": "registers"}  # fmt: skip
 
 
+def kernels_in_sources(sources: pathlib.Path = machine.REPO / "src/kernels") -> set[str]:
+    """Returns the names of all kernels, with the namespaces below halflife::kernels."""
+    names = set()
+    for path in sources.rglob("*.cu*"):
+        inside: list[str] = []  # the namespaces that are open at a line
+        awaits_name = False  # after __global__
+        for line in path.read_text().splitlines():
+            if opened := re.match(r"namespace ([\w:]+) \{", line):
+                inside += re.sub(r"^halflife::kernels:*", "", opened[1]).split("::")
+            elif closed := re.match(r"\}  // namespace ([\w:]+)", line):
+                count = len(re.sub(r"^halflife::kernels:*", "", closed[1]).split("::"))
+                del inside[len(inside) - count :]
+            awaits_name = awaits_name or line.startswith("__global__") or " __global__ " in line
+            found = re.search(r"\b(?!HL_)([A-Z]\w*[a-z]\w*)\(", line) if awaits_name else None
+            if found:
+                names.add("::".join([*filter(None, inside), found[1]]))
+                awaits_name = False
+    return names
+
+
 def ncu(records: list[dict]) -> str:
-    rows = []
+    rows, launched = [], set()
     for record in of_group(records, "ncu"):
         for launch in record["result"]["launches"]:
+            launched.add(launch["kernel"].partition("<")[0])
             rows.append([name_of(record), f"`{launch['kernel'][:60].replace('|', '/')}`",
                          *(launch["metrics"].get(name, "") for name in NCU_COLUMNS)])  # fmt: skip
-    head = ["decay and shape", "kernel", *NCU_COLUMNS.values()]
-    return "Kernels of decay attention under Nsight Compute, with cold caches:\n\n" + table(head, rows) if rows else ""
+    if not rows:
+        return ""
+    head = ["what ran", "kernel", *NCU_COLUMNS.values()]
+    others = ", ".join(f"`{name}`" for name in sorted(kernels_in_sources() - launched))
+    return ("Kernels under Nsight Compute, with cold caches:\n\n" + table(head, rows)
+            + (f"\n\nKernels without a row, which these items did not launch on this GPU: {others}." if others else ""))  # fmt: skip
 
 
 def left_out(records: list[dict]) -> str:
@@ -210,7 +254,7 @@ def left_out(records: list[dict]) -> str:
     return "Not done:\n\n" + table(["item", "how it ended", "why"], rows) if rows else ""
 
 
-PARTS = (tests, whole_run, decay_attention, fla, jla, softmax_attention, row_kernels, cross_entropy, train_step, slowest_step, decode, ncu,
+PARTS = (tests, whole_run, decay_attention, other_mixers, peers, jla, softmax_attention, row_kernels, cross_entropy, train_step, slowest_step, decode, ncu,
          left_out)  # fmt: skip
 
 
