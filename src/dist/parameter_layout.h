@@ -29,6 +29,7 @@ struct ParamSpec {
   std::vector<int64_t> shape;  // outermost first
   Region region = Region::kCompute;
   bool weight_decay = false;  // whether it decays; the model part that owns it decides
+  bool float8 = false;        // whether train.precision "fp8" may multiply it in FP8; likewise
   // The matrices of which a weight [out, in] of a hidden layer consists: all of its rows, in order.
   // Empty for all other parameters: vectors, convolutions, embeddings, heads.
   std::vector<MatrixPart> parts = {};

@@ -26,6 +26,7 @@ Parameter DeclareMatrix(const PartContext& context, const std::string& name,
       {.name = context.prefix + name,
        .shape = {shape.out, shape.in},
        .weight_decay = true,
+       .float8 = shape.float8,
        .parts =
            shape.parts.empty() ? Parts{{.rows = shape.out, .heads = shape.heads}} : shape.parts},
       context.MatrixInit(shape.in, shape.init_scale));

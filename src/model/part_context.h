@@ -49,6 +49,7 @@ struct MatrixShape {
   double init_scale = 1;
   int64_t heads = 1;                   // blocks of out / heads rows, one per attention head
   std::vector<MatrixPart> parts = {};  // if the rows are several matrices; empty: {{out, heads}}
+  bool float8 = false;                 // a large product whose output is no decay
 };
 // Declares a matrix [out, in] named prefix + name, initialised by MatrixInit, with weight decay.
 Parameter DeclareMatrix(const PartContext& context, const std::string& name,

@@ -12,6 +12,7 @@ OutputProjection::OutputProjection(const PartContext& context, int64_t width, bo
       {.name = context.prefix + form.name + ".weight",
        .shape = {context.model_dim(), width},
        .weight_decay = true,
+       .float8 = true,
        .parts = {{.rows = context.model_dim()}}},
       form.init.value_or(context.MatrixInit(width).Scaled(context.output_init_scale)));
   if (bias) bias_ = DeclareBias(context, form.name + ".bias", context.model_dim());

@@ -61,7 +61,8 @@ class Mlp : public ChannelMixer {
       : dim_(context.model_dim()),
         width_(options.inner.width),
         activation_(Activation::Named(options.activation)),
-        up_(context, "up_proj", {.out = width_, .in = dim_, .init_scale = context.value_init_scale},
+        up_(context, "up_proj",
+            {.out = width_, .in = dim_, .init_scale = context.value_init_scale, .float8 = true},
             options.bias),
         down_(DownProjection(context, width_, options.bias)) {}
 
@@ -103,7 +104,8 @@ class Glu : public ChannelMixer {
       : dim_(context.model_dim()),
         width_(options.inner.width),
         activation_(Activation::Named(options.activation)) {
-    const MatrixShape shape = {.out = width_, .in = dim_, .init_scale = context.value_init_scale};
+    const MatrixShape shape = {
+        .out = width_, .in = dim_, .init_scale = context.value_init_scale, .float8 = true};
     gate_ = Projection(context, "gate_proj", shape, options.bias);
     up_ = Projection(context, "up_proj", shape, options.bias);
     down_ = DownProjection(context, width_, options.bias);
@@ -166,7 +168,8 @@ class SwiGlu : public ChannelMixer {
         width_(options.inner.width),
         gate_multiplier_(options.gate_multiplier),
         down_multiplier_(options.down_multiplier) {
-    const MatrixShape shape = {.out = width_, .in = dim_, .init_scale = context.value_init_scale};
+    const MatrixShape shape = {
+        .out = width_, .in = dim_, .init_scale = context.value_init_scale, .float8 = true};
     // All matrices are declared before all biases, because this order determines the parameter
     // layout.
     gate_ = DeclareMatrix(context, "gate_proj.weight", shape);

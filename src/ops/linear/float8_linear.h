@@ -10,6 +10,9 @@
 //   forward      y = x W^T    rows of x [tokens, D] and of W [out, D]
 //   gradient     dx = dy W    rows of dy [tokens, out] and of W^T [D, out]
 //   dW = dy^T x               not in FP8
+//
+// Several weights that share x have scales of their own in the gradient. No result depends on which
+// of them are adjacent in memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -40,8 +43,8 @@ class Float8Weights {
   // uses (ZeRO stage 3).
   explicit Float8Weights(bool keeps) : keeps_(keeps) {}
 
-  // The rows of a weight [out, D], or those of its transpose [D, out]. The weight may be several
-  // that are adjacent in memory. With `keeps`, memory that was returned is written again after
+  // The rows of a weight [out, D], or those of its transpose [D, out]. For rows, the weight may be
+  // several that are adjacent in memory. With `keeps`, memory that was returned is written again after
   // Invalidate() and never moves.
   Float8Matrix Rows(const at::Tensor& weight) { return Find(weight, /*transposed=*/false); }
   Float8Matrix Columns(const at::Tensor& weight) { return Find(weight, /*transposed=*/true); }

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <map>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -53,23 +54,21 @@ void AddAdjacent(at::TensorList weights, const std::vector<size_t>& numbers, Flo
 }
 
 // If products are joined, groups weights that are adjacent in memory. Otherwise each weight is a
-// group. FP8 weights are grouped on every device, because the rows of dy and of W^T, which have one
-// scale each, are those of the group.
+// group.
 std::vector<WeightGroup> GroupWeights(const at::Tensor& x, at::TensorList weights) {
+  const bool joins = JoinsProducts(x);
+  std::vector<WeightGroup> groups;
   std::vector<size_t> in_float8, others;
   Float8Weights* float8 = nullptr;
   for (size_t i = 0; i < weights.size(); ++i) {
     Float8Weights* const of_weight = Float8WeightsFor(x, weights[i]);
+    if (!joins) groups.push_back({.numbers = {i}, .matrix = weights[i], .float8 = of_weight});
     (of_weight != nullptr ? in_float8 : others).push_back(i);
     if (of_weight != nullptr) float8 = of_weight;
   }
-  std::vector<WeightGroup> groups;
+  if (!joins) return groups;
   AddAdjacent(weights, in_float8, float8, groups);
-  if (JoinsProducts(x)) {
-    AddAdjacent(weights, others, nullptr, groups);
-  } else {
-    for (const size_t i : others) groups.push_back({.numbers = {i}, .matrix = weights[i]});
-  }
+  AddAdjacent(weights, others, nullptr, groups);
   return groups;
 }
 
@@ -127,9 +126,7 @@ Tensors Forward(const at::Tensor& x, at::TensorList weights) {
     for (const size_t number : groups[i].numbers) widths.push_back(weights[number].size(0));
     const Tensors parts = widths.size() > 1 ? at::unsafe_split_with_sizes(products[i], widths, -1)
                                             : Tensors{products[i]};
-    // Consumers on the CPU expect dense outputs.
-    for (size_t j = 0; j < parts.size(); ++j)
-      outs[groups[i].numbers[j]] = JoinsProducts(x) ? parts[j] : parts[j].contiguous();
+    for (size_t j = 0; j < parts.size(); ++j) outs[groups[i].numbers[j]] = parts[j];
   }
   return outs;
 }
@@ -276,24 +273,39 @@ LinearGrads UnroundedBackward(const at::Tensor& x, std::vector<LinearProduct> pr
   return grads;
 }
 
-// FP8 products: dx from rows of dy and of W^T that are rounded to e4m3, the gradients of weights
-// from dy and x as they are.
-LinearGrads Float8Backward(const at::Tensor& x, std::vector<LinearProduct> products, bool widened,
-                           bool wants_dx) {
-  at::Tensor dx;
-  for (const LinearProduct& product : products) {
-    if (!wants_dx) break;
-    const at::Tensor part = Float8Product(ToFloat8(product.dy),
-                                          product.float8->Columns(product.matrix), /*fast=*/false);
-    dx.defined() ? dx.add_(part) : dx = part;
+// The gradient of x from FP8 products: rows of dy and of W^T are rounded to e4m3. Each weight has
+// scales of its own, and the terms are added in the order of the weights, so that nothing depends
+// on which weights are adjacent in memory.
+at::Tensor Float8InputGradient(const Products& found) {
+  struct Term {
+    at::Tensor dy, weight;
+    Float8Weights* float8;
+  };
+  std::map<size_t, Term> terms;
+  for (size_t i = 0; i < found.products.size(); ++i) {
+    const LinearProduct& product = found.products[i];
+    int64_t column = 0;
+    for (size_t j = 0; product.float8 != nullptr && j < product.weights.size(); ++j) {
+      const at::Tensor& weight = product.weights[j];
+      terms[found.numbers[i][j]] = {.dy = product.dy.narrow(1, column, weight.size(0)),
+                                    .weight = weight,
+                                    .float8 = product.float8};
+      column += weight.size(0);
+    }
   }
-  LinearGrads grads = UnroundedBackward(x, std::move(products), widened, {.wanted = false});
-  if (dx.defined()) grads.dx = dx.view(x.sizes());
-  return grads;
+  at::Tensor dx;
+  for (const auto& [number, term] : terms) {
+    const at::Tensor product =
+        Float8Product(ToFloat8(term.dy), term.float8->Columns(term.weight), /*fast=*/false);
+    dx.defined() ? dx.add_(product) : dx = product;
+  }
+  return dx;
 }
 
-LinearGrads Backward(const at::Tensor& x, std::vector<LinearProduct> products, bool widened,
+// The gradients of FP8 weights are computed from dy and x as they are. Moves from found.products.
+LinearGrads Backward(const at::Tensor& x, Products& found, bool widened,
                      const InputGradient& of_x) {
+  std::vector<LinearProduct>& products = found.products;
   std::vector<size_t> in_float8, others;
   for (size_t i = 0; i < products.size(); ++i)
     (products[i].float8 != nullptr ? in_float8 : others).push_back(i);
@@ -303,13 +315,15 @@ LinearGrads Backward(const at::Tensor& x, std::vector<LinearProduct> products, b
     for (const size_t i : numbers) taken.push_back(std::move(products[i]));
     return taken;
   };
-  LinearGrads own = Float8Backward(x, take(in_float8), widened, of_x.wanted), result;
+  const at::Tensor float8_dx =
+      of_x.wanted ? Float8InputGradient(found).view(x.sizes()) : at::Tensor();
+  LinearGrads own = UnroundedBackward(x, take(in_float8), widened, {.wanted = false}), result;
   if (!others.empty()) result = UnroundedBackward(x, take(others), widened, of_x);
   std::vector<Tensors> dweights(in_float8.size() + others.size());
   for (size_t i = 0; i < in_float8.size(); ++i) dweights[in_float8[i]] = own.dweights[i];
   for (size_t i = 0; i < others.size(); ++i) dweights[others[i]] = result.dweights[i];
   result.dweights = std::move(dweights);
-  if (own.dx.defined()) result.dx.defined() ? result.dx.add_(own.dx) : result.dx = own.dx;
+  if (float8_dx.defined()) result.dx.defined() ? result.dx.add_(float8_dx) : result.dx = float8_dx;
   return result;
 }
 
@@ -319,7 +333,7 @@ LinearOp::Inputs SharedInputBackward(const BackwardOf<LinearOp>& call, const Col
   LinearOp::Inputs results = {.x = {}, .weights = Tensors(weights.size())};
   Products found = FindProducts(call);
   if (found.products.empty()) return results;
-  LinearGrads grads = Backward(x, std::move(found.products), UsesWidened(x, weights),
+  LinearGrads grads = Backward(x, found, UsesWidened(x, weights),
                                {.wanted = call.Wants(&LinearOp::Inputs::x), .place = dx});
   results.x = grads.dx;
   for (size_t i = 0; i < grads.dweights.size(); ++i)
@@ -543,8 +557,7 @@ std::vector<LinearPart> SharedInputParts(const at::Tensor& x,
     Tensors of_run;
     for (const size_t i : group.numbers) of_run.push_back(outs[i]);
     std::vector<LinearPart> columns = WithColumns(of_run);
-    if (columns.size() == 1 || !JoinsProducts(x))
-      for (LinearPart& part : columns) part.gradient = {};
+    if (columns.size() == 1) columns[0].gradient = {};
     for (size_t j = 0; j < columns.size(); ++j) parts[group.numbers[j]] = columns[j];
   }
   return parts;

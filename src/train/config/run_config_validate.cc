@@ -175,6 +175,11 @@ void CheckLoop(const RunConfig& c, int world_size, Problems& problems) {
   problems.Require(t.z_loss >= 0, "train.z_loss", t.z_loss, "a number >= 0");
   problems.OneOf("train.precision", t.precision, {"fp32", "bf16", "fp8"});
   problems.Require(t.fp8.min_width >= 16, "train.fp8.min_width", t.fp8.min_width, "a number >= 16");
+  const int64_t width = Float8Config().min_width;
+  problems.Require(t.precision == "fp8" || t.fp8.min_width == width, "train.fp8.min_width",
+                   t.fp8.min_width,
+                   Concat(width, " (the default) with train.precision ", t.precision,
+                          ", which multiplies nothing in FP8, or train.precision fp8"));
   problems.OneOf("train.device", t.device, {"auto", "cpu", "cuda"});
   problems.OneOf("train.on_nonfinite", t.on_nonfinite, {"skip", "stop"});
   problems.Require(t.max_skips >= 0, "train.max_skips", t.max_skips, "a number >= 0");

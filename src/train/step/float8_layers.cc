@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <iomanip>
 #include <sstream>
-#include <string_view>
 
 #include "core/concat.h"
 #include "core/error.h"
@@ -11,14 +10,8 @@
 namespace halflife::train {
 namespace {
 
-constexpr std::string_view kFloat8Matrices[] = {
-    ".q_proj.weight", ".k_proj.weight",    ".v_proj.weight",  ".g_proj.weight",
-    ".o_proj.weight", ".gate_proj.weight", ".up_proj.weight", ".down_proj.weight"};
-
 bool IsFloat8Weight(const dist::ParamSpec& spec, int64_t min_width) {
-  const bool named = std::ranges::any_of(
-      kFloat8Matrices, [&](std::string_view name) { return spec.name.ends_with(name); });
-  return named && spec.shape.size() == 2 && spec.readers == 1 && spec.aliases.empty() &&
+  return spec.float8 && spec.readers == 1 && spec.aliases.empty() &&
          std::ranges::all_of(spec.shape,
                              [&](int64_t width) { return width >= min_width && width % 16 == 0; });
 }

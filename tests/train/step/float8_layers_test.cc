@@ -69,6 +69,15 @@ TEST(Float8Layers, AreTakenByTheRecipesOfHopper) {
 }
 
 // HGRN2's f_proj is a decay. Low-rank gates and the gates of delta rules stay in bf16.
+TEST(Float8Layers, AreDeclaredByTheMixers) {
+  EXPECT_THAT(NamesOfFloat8(SmallRecipe(With({"model.mixer=hgrn2", "model.channel_mixer=mlp"}))),
+              ElementsAre("attn.q_proj.weight", "attn.i_proj.weight", "attn.o_proj.weight",
+                          "mlp.up_proj.weight", "mlp.down_proj.weight"));
+  EXPECT_THAT(NamesOfFloat8(SmallRecipe(With({"model.mixer=mamba2"}))),
+              ElementsAre("attn.out_proj.weight", "mlp.gate_proj.weight", "mlp.up_proj.weight",
+                          "mlp.down_proj.weight"));
+}
+
 TEST(Float8Layers, LeaveOutWhatBecomesADecayOrAGate) {
   for (const char* mixer : {"hgrn2", "gated_delta_net", "kda", "mamba2", "rwkv7"}) {
     SCOPED_TRACE(mixer);
@@ -120,6 +129,11 @@ TEST(Float8Layers, RefusalsSayWhatToDo) {
                   "train.precision: fp8. Use bf16 with lora.rank above 0");
   EXPECT_HL_ERROR(Validate(SmallRecipe(With({"train.fp8.min_width=8"})), 1), ExitCode::kUsage,
                   "train.fp8.min_width: 8. Use a number >= 16");
+  EXPECT_HL_ERROR(
+      Validate(SmallRecipe({"train.precision=bf16", "train.fp8.min_width=96"}), 1),
+      ExitCode::kUsage,
+      "train.fp8.min_width: 96. Use 1024 (the default) with train.precision bf16, which multiplies "
+      "nothing in FP8, or train.precision fp8");
 }
 
 }  // namespace

@@ -421,6 +421,12 @@ TEST_F(StepTest, Float8HasTheSameBitsOnEveryMesh) {
     SCOPED_TRACE(mesh.name());
     ExpectSameBits(Train(mesh.world, 5, mesh.All(float8)), want);
   }
+  // On three ranks, padding separates projections that are adjacent on one.
+  const std::vector<std::string> sixths = {"train.precision=fp8", "train.fp8.min_width=16",
+                                           "train.global_batch=6"};
+  const Outcome one = Train(1, 5, sixths);
+  for (const int stage : {0, 1, 2, 3})
+    ExpectSameBits(Train(3, 5, ZeroCase{3, stage, 0}.All(sixths)), one);
 }
 
 // Shard groups of 2^k ranks are subtrees of the sum. Stages 2 and 3 sum micro-batches after shard

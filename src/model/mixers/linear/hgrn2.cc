@@ -117,6 +117,7 @@ LinearForm MakeHgrn2Form(const Hgrn2Options& options) {
     return [=](const PartContext&) { return MakeActivationMap(name, dim); };
   };
   return {.names = {"q", "f", "i"},
+          .k_is_decay = true,
           .conv_size = options.use_short_conv ? options.conv_size : 0,
           .conv_silu_qk = false,
           .conv_silu_v = false,

@@ -106,7 +106,8 @@ LinearMixer::LinearMixer(const LinearHeads& heads, const PartContext& context,
                                     {.out = dims[i],
                                      .in = model_dim_,
                                      .init_scale = i == 2 ? context.value_init_scale : 1,
-                                     .heads = of_each[i]});
+                                     .heads = of_each[i],
+                                     .float8 = i != 1 || !form.k_is_decay});
   // Declared next to q, k and v, which read the same input: an arena then stores all as one matrix.
   if (form.output_gate != OutputGate::kNone) DeclareGate(context);
   for (size_t i = 0; i < 3 && form.bias; ++i)
@@ -136,8 +137,9 @@ std::array<int64_t, 3> LinearMixer::ProjectionDims() const {
 void LinearMixer::DeclareGate(const PartContext& context) {
   const int64_t dim = heads_.output_dim();
   if (form_.gate_rank == 0) {
-    gate_ = DeclareMatrix(context, "g_proj.weight",
-                          {.out = dim, .in = model_dim_, .heads = heads_.num_heads()});
+    gate_ =
+        DeclareMatrix(context, "g_proj.weight",
+                      {.out = dim, .in = model_dim_, .heads = heads_.num_heads(), .float8 = true});
     return;
   }
   gate_ = DeclareMatrix(context, "g_proj.0.weight", {.out = form_.gate_rank, .in = model_dim_});

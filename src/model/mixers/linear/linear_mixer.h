@@ -81,6 +81,7 @@ struct LinearForm {
   int64_t num_steps = 1;
   // Prefixes of the parameter names of the projections and convolutions of q, k and v.
   std::array<const char*, 3> names = {"q", "k", "v"};
+  bool k_is_decay = false;            // the projection of k also gives the decays
   int64_t conv_size = 0;              // taps of a short convolution of q, k and v; 0: none
   bool conv_silu_qk = true;           // SiLU after the convolutions of q and k
   bool conv_silu_v = true;            // SiLU after the convolution of v

@@ -33,14 +33,21 @@ PolynomialMixer::PolynomialMixer(const PolynomialOptions& options, const PartCon
       weights_(form.weights),
       elementwise_(form.elementwise),
       q_(DeclareMatrix(context, "q_proj.weight",
-                       {.out = options.key_dim(), .in = model_dim_, .heads = options.num_heads})),
+                       {.out = options.key_dim(),
+                        .in = model_dim_,
+                        .heads = options.num_heads,
+                        .float8 = true})),
       k_(DeclareMatrix(context, "k_proj.weight",
-                       {.out = options.key_dim(), .in = model_dim_, .heads = options.num_heads})),
+                       {.out = options.key_dim(),
+                        .in = model_dim_,
+                        .heads = options.num_heads,
+                        .float8 = true})),
       v_(DeclareMatrix(context, "v_proj.weight",
                        {.out = options.value_dim(),
                         .in = model_dim_,
                         .init_scale = context.value_init_scale,
-                        .heads = options.num_heads})) {
+                        .heads = options.num_heads,
+                        .float8 = true})) {
   if (form.make_maps) maps_ = form.make_maps(context);
   out_ = OutputProjection(context, options.value_dim(), /*bias=*/false);
 }

@@ -95,7 +95,8 @@ class Rwkv7 : public Mixer {
                                    {.out = dim_,
                                     .in = dim_,
                                     .init_scale = i == kV ? context.value_init_scale : 1,
-                                    .heads = num_heads_});
+                                    .heads = num_heads_,
+                                    .float8 = true});
     DeclareLoras(context, start);
     DeclareKeyVectors(context, start);
     norm_weight_ = DeclareChannels(context, "g_norm.weight",

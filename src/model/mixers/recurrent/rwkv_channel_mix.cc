@@ -44,14 +44,16 @@ class RwkvChannelMix : public Mixer {
       const auto mix = [to_last](double place) { return std::pow(place, to_last); };
       mix_k_ = DeclareMix(context, "time_mix_k", mix);
       mix_r_ = DeclareMix(context, "time_mix_r", mix);
-      receptance_ = DeclareMatrix(context, "receptance.weight", {.out = dim_, .in = dim_});
+      receptance_ =
+          DeclareMatrix(context, "receptance.weight", {.out = dim_, .in = dim_, .float8 = true});
     } else {
       mix_k_ = DeclareMix(context, "x_k", [power = std::pow(to_last, 4)](double place) {
         return 1 - std::pow(place, power);
       });
     }
-    key_ = DeclareMatrix(context, "key.weight",
-                         {.out = width_, .in = dim_, .init_scale = context.value_init_scale});
+    key_ = DeclareMatrix(
+        context, "key.weight",
+        {.out = width_, .in = dim_, .init_scale = context.value_init_scale, .float8 = true});
     value_ = OutputProjection(context, width_, /*bias=*/false, {.name = "value"});
   }
 

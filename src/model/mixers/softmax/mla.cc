@@ -175,8 +175,9 @@ class Mla : public Mixer {
 
   void DeclareQueries(const PartContext& context) {
     if (sizes_.q_lora_rank == 0) {
-      q_ = DeclareMatrix(context, "q_proj.weight",
-                         {.out = sizes_.query_dim(), .in = model_dim_, .heads = sizes_.num_heads});
+      q_ = DeclareMatrix(
+          context, "q_proj.weight",
+          {.out = sizes_.query_dim(), .in = model_dim_, .heads = sizes_.num_heads, .float8 = true});
       return;
     }
     q_a_ = DeclareMatrix(context, "q_a_proj.weight", {.out = sizes_.q_lora_rank, .in = model_dim_});

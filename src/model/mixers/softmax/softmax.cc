@@ -107,8 +107,10 @@ class Softmax : public Mixer {
       : sizes_(sizes), model_dim_(context.model_dim()) {
     const int64_t query_dim = sizes.num_heads * sizes.head_dim,
                   kv_dim = sizes.num_kv_heads * sizes.head_dim;
-    const MatrixShape of_queries = {.out = query_dim, .in = model_dim_, .heads = sizes.num_heads};
-    MatrixShape of_keys = {.out = kv_dim, .in = model_dim_, .heads = sizes.num_kv_heads};
+    const MatrixShape of_queries = {
+        .out = query_dim, .in = model_dim_, .heads = sizes.num_heads, .float8 = true};
+    MatrixShape of_keys = {
+        .out = kv_dim, .in = model_dim_, .heads = sizes.num_kv_heads, .float8 = true};
     q_ = DeclareMatrix(context, "q_proj.weight", of_queries);
     k_ = DeclareMatrix(context, "k_proj.weight", of_keys);
     of_keys.init_scale = context.value_init_scale;
