@@ -16,6 +16,9 @@
 namespace halflife::train {
 namespace {
 
+// The number of initial values that are drawn at a time, which bounds the memory of the host.
+constexpr int64_t kDrawnElements = 1 << 20;
+
 // Aligned to 4 KiB on the CPU: the bits of a BLAS call may depend on alignment, and a resumed run
 // must repeat them.
 at::Tensor ZeroedFlat(int64_t count, at::ScalarType dtype, at::Device device) {
@@ -165,7 +168,7 @@ void ParameterArena::CopyToCompute(const dist::Fragment& part, const at::Tensor&
 
 void ParameterArena::SetPart(const dist::Fragment& part, const at::Tensor& values) {
   main_.narrow(0, layout_.PlaceOf(part, main_sliced_end_), part.end - part.begin).copy_(values);
-  if (in_unit(part.param)) CopyToCompute(part, values);
+  CopyToCompute(part, values);
 }
 
 void ParameterArena::SetWeights(int param, const at::Tensor& values) {
@@ -184,14 +187,18 @@ at::Tensor ParameterArena::InitialWeights(int param) const {
 
 void ParameterArena::Initialise(uint64_t seed) {
   seed_ = seed;
-  for (int i = 0; i < parameters_.size(); ++i)
-    if (!in_unit(i)) SetWeights(i, InitialWeights(i));
+  const at::Tensor block = at::empty({kDrawnElements}, at::kFloat);
   for (const dist::Fragment& part : updated_) {
-    if (!in_unit(part.param)) continue;
-    const at::Tensor values = at::empty({part.end - part.begin}, at::kFloat);
-    parameters_.InitialisePart(part.param, seed, {part.begin, part.end},
-                               values.mutable_data_ptr<float>());
-    SetPart(part, values);
+    for (int64_t begin = part.begin; begin < part.end; begin += kDrawnElements) {
+      const int64_t end = std::min(begin + kDrawnElements, part.end), from = begin - part.begin;
+      parameters_.InitialisePart(part.param, seed, {begin, end}, block.mutable_data_ptr<float>());
+      SetPart({.param = part.param,
+               .begin = begin,
+               .end = end,
+               .arena_begin = part.arena_begin + from,
+               .slice_begin = part.slice_begin + from},
+              block.narrow(0, 0, end - begin));
+    }
   }
 }
 

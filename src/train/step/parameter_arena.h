@@ -89,8 +89,8 @@ class ParameterArena {
   // Sets the part of a parameter's main weights that this rank holds, and its compute copy.
   void SetWeights(int param, const at::Tensor& values);
 
-  // Draws what this rank holds: of the parameters of units, only the part that it updates. The
-  // parameters of no unit are drawn on every rank.
+  // Draws the parts that this rank updates, in blocks of 4 MiB. With ZeRO, the other ranks' parts
+  // arrive when the weights are first gathered (StepRunner::ShareParameters).
   void Initialise(uint64_t seed);
   // Sets the part of a state array that this rank holds to the main weights.
   void CopyMainTo(std::string_view state_name);

@@ -1,11 +1,13 @@
 // AdamW's update equals its formula in fp64, and bf16 weights are the rounded main weights.
 #include "train/step/arena_optimizer.h"
 
+#include <ATen/ops/from_blob.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "core/philox.h"
+#include "support/peak_bytes.h"
 #include "train/config/schedule.h"
 
 namespace halflife::train {
@@ -60,6 +62,51 @@ TEST(ArenaOptimizer, EqualsTheFormulaInFp64) {
     }
     // 20 updates of at most lr, each with a few fp32 roundings (2^-24) of values below 2.
     for (int64_t i = 0; i < count; ++i) EXPECT_NEAR(flat[i], w[i], 20 * 8 * 0x1p-24) << i;
+  }
+}
+
+// Every rank draws only what it updates, in blocks, with the bits of a rank that draws everything.
+TEST(ParameterArena, DrawsItsOwnPartInBoundedHostMemory) {
+  constexpr double kMostBytes = 5 << 20;
+  model::ParameterSet parameters;
+  parameters.Declare({.name = "table", .shape = {3000, 1001}}, model::Init::Normal(0.5));
+  parameters.Declare({.name = "norm", .shape = {11}, .region = dist::Region::kFp32},
+                     model::Init::Normal(1));
+  std::vector<std::vector<float>> drawn;
+  for (int param = 0; param < parameters.size(); ++param) {
+    drawn.emplace_back(parameters.specs()[param].count());
+    parameters.Initialise(param, 5, drawn.back().data());
+  }
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const int stage : {0, 1, 2}) {
+      for (int slice = 0; slice < (stage == 0 ? 1 : 4); ++slice) {
+        SCOPED_TRACE(Concat(at::toString(dtype), ", stage ", stage, ", slice ", slice));
+        ParameterArena arena(parameters, {.compute_dtype = dtype,
+                                          .layout = {.num_slices = 4},
+                                          .zero_stage = stage,
+                                          .slice = slice});
+        {
+          const test::PeakBytes bytes;
+          arena.Initialise(5);
+          EXPECT_LT(bytes.peak(), kMostBytes);
+        }
+        const dist::ParameterLayout& layout = arena.layout();
+        for (const dist::Fragment& part : arena.updated_fragments()) {
+          const int64_t count = part.end - part.begin;
+          const at::Tensor expected =
+              at::from_blob(drawn[part.param].data() + part.begin, {count}, at::kFloat);
+          EXPECT_TRUE(arena.main()
+                          .narrow(0, layout.PlaceOf(part, arena.main_sliced_end()), count)
+                          .equal(expected));
+          EXPECT_TRUE(parameters.tensor(part.param)
+                          .detach()
+                          .view({-1})
+                          .narrow(0, part.begin, count)
+                          .to(at::kFloat)
+                          .equal(part.param == 0 ? expected.to(dtype).to(at::kFloat) : expected));
+        }
+      }
+    }
   }
 }
 

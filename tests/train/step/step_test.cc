@@ -93,7 +93,7 @@ class StepTest : public testing::Test {
                                 .prefetch = 0,
                                 .epoch_end = data::EpochEndOf(config.data.epoch_end)});
       StepRunner runner(config, model, arena, source, context, {});
-      if (config.parallel.zero_stage == 3) runner.ShareParameters();
+      runner.ShareParameters();
       uint64_t num_updates = 0;
       for (int step = 0; step < steps; ++step) {
         // Until `before_update` is called, a background save may read the arena.
