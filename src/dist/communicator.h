@@ -154,6 +154,8 @@ class Communicator {
   // synchronised. CUDA groups only: on the CPU, the time of a wait is the time that its caller
   // spends in it.
   virtual std::map<std::string, double> TakeStreamWaits() { return {}; }
+  // Whether the waits that are issued from now on are part of TakeStreamWaits. They are by default.
+  virtual void CountStreamWaits(bool) {}
 
   // Idempotent and thread-safe. All pending and later operations throw CommError kAborted.
   virtual void Abort(const std::string& cause) noexcept = 0;

@@ -200,6 +200,7 @@ class NcclCommunicator final : public RequestCommunicator {
 
   void Batch(const std::function<void()>& issue) override;
   std::map<std::string, double> TakeStreamWaits() override { return group_->TakeStreamWaits(); }
+  void CountStreamWaits(bool count) override { group_->CountStreamWaits(count); }
   void Abort(const std::string& cause) noexcept override { group_->Abort(cause); }
 
  private:

@@ -264,6 +264,7 @@ void Group::WaitOn(cudaStream_t consumer, const Event& event, const char* tag,
   StreamWait wait = {.tag = tag, .begin = timed(), .end = timed()};
   wait.begin->Record(consumer, what);
   CheckCuda(cudaStreamWaitEvent(consumer, event.get(), 0), what);
+  if (!counts_waits_) return CheckCuda(cudaStreamWaitEvent(consumer, event.get(), 0), what);
   wait.end->Record(consumer, what);
   if (waits_.size() % kMostStreamWaits == kMostStreamWaits - 1) AddFinishedWaits();
   waits_.push_back(std::move(wait));

@@ -106,9 +106,10 @@ class Group {
   void* scratch() const { return scratch_; }  // 4 bytes on the device, for barriers
   const std::shared_ptr<Watched>& watched() const { return watched_; }
 
-  // Makes `consumer` wait for the event, and measures the time for TakeStreamWaits.
+  // Makes `consumer` wait for the event, and measures the time for TakeStreamWaits if that counts.
   void WaitOn(cudaStream_t consumer, const Event& event, const char* tag, const std::string& what);
   std::map<std::string, double> TakeStreamWaits();
+  void CountStreamWaits(bool count) { counts_waits_ = count; }
 
  private:
   void MakeStream(GroupRole role);
@@ -133,6 +134,7 @@ class Group {
   std::atomic<bool> is_aborted_{false};
   cudaStream_t stream_ = nullptr;
   void* scratch_ = nullptr;
+  bool counts_waits_ = true;
   std::vector<StreamWait> waits_;
   std::map<std::string, double> wait_seconds_;  // by tag: finished waits that were not yet taken
   std::vector<std::unique_ptr<Event>> spare_events_;

@@ -457,6 +457,32 @@ TEST(FakeNccl, ExposedOfScriptedTimeline) {
   EXPECT_EQ(ExposedMicroseconds(700), 0);
 }
 
+// Waits of an update end between two steps, next to those of a validation, which do not count.
+TEST(FakeNccl, CountsWaitsByWhenTheyWereIssued) {
+  RunWell({.ranks = 2, .collective_us = 500}, [&](Rank& rank) {
+    const auto comm = MakeWorld(rank);
+    const cudaStream_t stream = rank.Stream();
+    std::vector<float> x(1);
+    comm->AllReduce(OnGpu(rank, x), ReduceOp::kSum, {"first", 0}, stream).WaitHost();
+    const auto wait = [&](const char* what) {
+      rank.Compute(stream, 1000);
+      comm->AllReduce(OnGpu(rank, x), ReduceOp::kSum, {what, 0}, stream).WaitOn(stream);
+    };
+    wait("update");
+    comm->CountStreamWaits(false);
+    EXPECT_THAT(comm->TakeStreamWaits(), IsEmpty());  // the wait of the update has not ended
+    wait("validation");
+    rank.Synchronize(stream);
+    comm->CountStreamWaits(true);
+    wait("step");
+    rank.Synchronize(stream);
+    const std::map<std::string, double> waits = comm->TakeStreamWaits();
+    EXPECT_EQ(waits.count("validation"), 0u);
+    EXPECT_NEAR(waits.at("update"), 500e-6, 10e-6);
+    EXPECT_NEAR(waits.at("step"), 500e-6, 10e-6);
+  });
+}
+
 // --- failures ---
 
 TEST(FakeNccl, RendezvousNamesWhoIsMissing) {

@@ -82,6 +82,7 @@ StepRunner::StepRunner(const RunConfig& config, model::LanguageModel& model, Par
     graph_.emplace(ToTorch(device), [this](const eval::BatchTensors& batch) {
       return Differentiate(batch, /*awaits=*/false, [this] { gradients_.BeginRecorded(); });
     });
+  CountStreamWaits(false);
   if (!arena.sliced()) return;
   gather_.emplace(arena.layout(), groups_.Of(context.world()), arena.ComputedArrays(),
                   lora == nullptr ? ParamsOfLayers(model) : AllAtOnce(lora->parameters()),
@@ -278,27 +279,46 @@ void StepRunner::Reduce(int64_t step, StepResult& result) {
   }
 }
 
-// Sets the times that were waited since the last call. On a GPU, they are those that streams
-// idled, by events. Waits of an update have not ended when a step returns, so they count in the
-// next one.
-void StepRunner::TakeExposedSeconds(StepResult& result) {
-  double& grad = result.exposed_grad_seconds = gradients_.TakeWaitSeconds();
+// The groups that streams wait for.
+std::vector<dist::Communicator*> StepRunner::StreamGroups() {
+  std::vector<dist::Communicator*> groups = {&context_.world(),     groups_.shard.get(),
+                                             groups_.replica.get(), groups_.units.get(),
+                                             groups_.slices.get(),  rows_.ranks.get()};
+  std::erase(groups, nullptr);
+  return groups;
+}
+
+void StepRunner::CountStreamWaits(bool count) {
+  if (!device_.is_cuda()) return;
+  for (dist::Communicator* const group : StreamGroups()) group->CountStreamWaits(count);
+}
+
+// Sets the times that the host has waited since the last call.
+void StepRunner::TakeHostWaits(StepResult& result) {
+  result.exposed_grad_seconds = gradients_.TakeWaitSeconds();
   double& param = result.exposed_param_seconds = optimizer_.TakeWaitSeconds();
   if (gather_) param += gather_->TakeWaitSeconds();
   if (units_) param += units_->TakeWaitSeconds();
-  double& rows = result.exposed_rows_seconds =
-      rows_.parallel ? rows_.parallel->group->TakeWaitSeconds() : 0;
+  result.exposed_rows_seconds = rows_.parallel ? rows_.parallel->group->TakeWaitSeconds() : 0;
+}
+
+// Sets the times that the step has waited. On a GPU, they are those that streams idled, by events.
+// Waits of an update have not ended when a step returns, so they are part of the next step's.
+void StepRunner::TakeExposedSeconds(StepResult& result) {
+  TakeHostWaits(result);
   if (!device_.is_cuda()) return;
-  grad = param = rows = 0;
-  for (dist::Communicator* const group :
-       {&context_.world(), groups_.shard.get(), groups_.replica.get(), groups_.units.get(),
-        groups_.slices.get()}) {
-    if (group == nullptr) continue;
-    for (const auto& [what, seconds] : group->TakeStreamWaits())
-      (what == dist::kGradientBucket ? grad : param) += seconds;
+  double grad = 0, param = 0, rows = 0;
+  for (dist::Communicator* const group : StreamGroups()) {
+    for (const auto& [what, seconds] : group->TakeStreamWaits()) {
+      double& sum = group == rows_.ranks.get()      ? rows
+                    : what == dist::kGradientBucket ? grad
+                                                    : param;
+      sum += seconds;
+    }
   }
-  if (rows_.ranks == nullptr) return;
-  for (const auto& [what, seconds] : rows_.ranks->TakeStreamWaits()) rows += seconds;
+  result.exposed_grad_seconds = grad;
+  result.exposed_param_seconds = param;
+  result.exposed_rows_seconds = rows;
 }
 
 double StepRunner::LearningRate(int64_t step) const {
@@ -314,7 +334,8 @@ StepResult StepRunner::Run(int64_t step, uint64_t& num_updates, const StepScalar
   const Stopwatch watch;
   source_.TakeWaitSeconds();
   StepResult result;
-  TakeExposedSeconds(result);  // waits of a start, a validation or a save, which do not count
+  TakeHostWaits(result);  // waits of a start, a validation or a save, which do not count
+  CountStreamWaits(true);
   result.scalars = flags;
   step_ = step + 1;
   const int64_t num_micro = NumMicroBatches(config_, context_.world_size());
@@ -351,6 +372,7 @@ StepResult StepRunner::Run(int64_t step, uint64_t& num_updates, const StepScalar
   }
   result.data_wait_seconds = source_.TakeWaitSeconds();
   TakeExposedSeconds(result);
+  CountStreamWaits(false);
   result.comm_bytes = context_.flight().TakeBytes();
   result.seconds = watch.Seconds();
   return result;

@@ -112,6 +112,9 @@ class StepRunner {
   void Reduce(int64_t step, StepResult& result);
   std::vector<dist::Fragment> OwnGradients() const;
   void StartGather();
+  std::vector<dist::Communicator*> StreamGroups();
+  void CountStreamWaits(bool count);
+  void TakeHostWaits(StepResult& result);
   void TakeExposedSeconds(StepResult& result);
   void Enter(const char* phase);
 
