@@ -16,9 +16,10 @@ void UnitGather::AwaitForward(int unit, cudaStream_t consumer) {
   AwaitSlot(schedule_.SlotOf(unit));
 }
 
-void UnitGather::AwaitBackward(int unit, cudaStream_t consumer) {
+void UnitGather::AwaitBackward(int unit, bool forward_follows, cudaStream_t consumer) {
   consumer_ = consumer;
-  for (const UnitSchedule::Gather& gather : schedule_.Backward(unit)) Issue(gather);
+  for (const UnitSchedule::Gather& gather : schedule_.Backward(unit, forward_follows))
+    Issue(gather);
   AwaitSlot(schedule_.SlotOf(unit));
 }
 

@@ -43,7 +43,9 @@ class UnitGather {
   // Waits for the unit and issues the gathers of the next ones. On a GPU, only the stream
   // `consumer` waits, which then reads the unit. All ranks call the same in the same order.
   void AwaitForward(int unit, cudaStream_t consumer);
-  void AwaitBackward(int unit, cudaStream_t consumer);
+  // `forward_follows`: the backward of this micro-batch is followed by a forward with the same
+  // weights.
+  void AwaitBackward(int unit, bool forward_follows, cudaStream_t consumer);
   void Invalidate();
 
   // Seconds that the host has waited since the last call of this function.

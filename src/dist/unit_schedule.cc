@@ -17,13 +17,13 @@ int UnitSchedule::SlotOf(int unit) const {
 
 void UnitSchedule::Invalidate() { std::ranges::fill(unit_in_, -1); }
 
-std::vector<UnitSchedule::Gather> UnitSchedule::Plan(int unit, int direction) {
+std::vector<UnitSchedule::Gather> UnitSchedule::Plan(int unit, int direction, int last) {
   HL_CHECK(0 <= unit && unit < num_units_, "unit ", unit, " of ", num_units_);
-  const int last = direction > 0 ? num_units_ - 1 : 1;
+  const int farthest = prefetch_ == 0 ? 0 : prefetch_ + 1;
   std::vector<Gather> gathers;
-  for (int distance = 0; distance <= prefetch_; ++distance) {
+  for (int distance = 0; distance <= farthest; ++distance) {
     const int next = unit + direction * distance;
-    if ((last - next) * direction < 0) break;
+    if ((last - next) * direction < 0 || (distance > prefetch_ && !is_edge(next))) break;
     const int slot = SlotOf(next), present = unit_in_[slot];
     if (present == next) continue;
     // A unit that is read earlier keeps its slot (the embedding, in a model of few layers).

@@ -472,7 +472,8 @@ class Job final : private ShareMemory {
 
   void Backward(const Moment& at, bool last) {
     // The head is still in its slot, and the backward of the embedding reads no weights.
-    if (units_ && at.unit > 0 && at.unit <= kBlocks) units_->AwaitBackward(at.unit, stream_);
+    if (units_ && at.unit > 0 && at.unit <= kBlocks)
+      units_->AwaitBackward(at.unit, /*forward_follows=*/!last, stream_);
     const float* const received = states_[at.unit];
     for (const int param : ParamsOf(at.unit)) {
       const int64_t begin = layout_.offset(param), count = layout_.specs()[param].count();

@@ -16,10 +16,12 @@ class Simulation {
     for (int unit = 0; unit < num_units_; ++unit) Read(unit, schedule_.Forward(unit));
   }
   // The head is still there, and the embedding is not read.
-  void Backward() {
+  void Backward(bool forward_follows = false) {
     EXPECT_EQ(slots_[schedule_.SlotOf(num_units_ - 1)], num_units_ - 1);
-    for (int unit = num_units_ - 2; unit >= 1; --unit) Read(unit, schedule_.Backward(unit));
+    for (int unit = num_units_ - 2; unit >= 1; --unit)
+      Read(unit, schedule_.Backward(unit, forward_follows));
   }
+  bool has_embedding() const { return slots_[schedule_.SlotOf(0)] == 0; }
   void Update() {
     schedule_.Invalidate();
     slots_.assign(slots_.size(), -1);
@@ -54,9 +56,13 @@ TEST(UnitSchedule, AUnitIsThereWhenItIsRead) {
         step.Forward();
         EXPECT_EQ(step.num_gathers() - before, layers + 2) << "each unit once";
         const int released = std::max(0, layers - (prefetch + 1));
-        step.Backward();
-        EXPECT_EQ(step.num_gathers() - before, layers + 2 + released);
-        // A second micro-batch finds the first blocks in their slots.
+        // If a second micro-batch follows, the embedding is gathered ahead.
+        const bool follows = times > 0;
+        step.Backward(follows);
+        EXPECT_EQ(step.has_embedding(), follows && prefetch > 0);
+        EXPECT_EQ(step.num_gathers() - before,
+                  layers + 2 + released + (step.has_embedding() ? 1 : 0));
+        // It finds the first blocks in their slots.
         step.Forward();
         EXPECT_EQ(step.num_gathers() - before,
                   2 * (layers + 2) + released - std::min(layers, prefetch + 1));
@@ -79,13 +85,16 @@ TEST(UnitSchedule, GathersTheNextUnitsFirstToLast) {
   EXPECT_EQ(schedule.Forward(0), (Gathers{{.unit = 0, .slot = 2}, {.unit = 1, .slot = 0}}));
   EXPECT_EQ(schedule.Forward(1), (Gathers{{.unit = 2, .slot = 1}}));
   EXPECT_EQ(schedule.Forward(2), (Gathers{{.unit = 3, .slot = 0, .released = 1}}));
-  EXPECT_EQ(schedule.Forward(3), (Gathers{{.unit = 4, .slot = 1, .released = 2}}));
-  EXPECT_EQ(schedule.Forward(4), (Gathers{{.unit = 5, .slot = 2, .released = 0}}));
+  EXPECT_EQ(schedule.Forward(3), (Gathers{{.unit = 4, .slot = 1, .released = 2},
+                                          {.unit = 5, .slot = 2, .released = 0}}));
+  EXPECT_EQ(schedule.Forward(4), Gathers{});
   EXPECT_EQ(schedule.Forward(5), Gathers{});
   EXPECT_EQ(schedule.Backward(4), Gathers{});
   EXPECT_EQ(schedule.Backward(3), (Gathers{{.unit = 2, .slot = 1, .released = 4}}));
-  EXPECT_EQ(schedule.Backward(2), (Gathers{{.unit = 1, .slot = 0, .released = 3}}));
-  EXPECT_EQ(schedule.Backward(1), Gathers{});
+  EXPECT_EQ(
+      schedule.Backward(2, /*forward_follows=*/true),
+      (Gathers{{.unit = 1, .slot = 0, .released = 3}, {.unit = 0, .slot = 2, .released = 5}}));
+  EXPECT_EQ(schedule.Backward(1, true), Gathers{});
 }
 
 }  // namespace

@@ -225,7 +225,8 @@ class RankRehearsal {
     gradients_.BeginMicroBatch(index, count);
     for (int64_t layer = config_.model.num_layers; layer >= -1; --layer) {
       if (units_ && layer >= 0 && layer < config_.model.num_layers)
-        units_->AwaitBackward(static_cast<int>(layer) + 1, nullptr);
+        units_->AwaitBackward(static_cast<int>(layer) + 1, /*forward_follows=*/index < count - 1,
+                              nullptr);
       Exchange(layer, /*forward=*/false);
       step_.rehearsal.Compute(pieces_.backward(layer));
       const std::vector<int>& params = pieces_.params(layer);

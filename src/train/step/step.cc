@@ -156,7 +156,8 @@ at::Tensor StepRunner::Differentiate(const eval::BatchTensors& batch, bool await
   if (awaits) await_layer = [this](int64_t layer) { AwaitLayer(layer); };
   if (units_)
     await_backward = [this](int64_t layer) {
-      units_->AwaitBackward(static_cast<int>(layer) + 1, ops::CurrentStream(device_));
+      units_->AwaitBackward(static_cast<int>(layer) + 1, forward_follows_,
+                            ops::CurrentStream(device_));
     };
   const model::ForwardContext context{.slice = &batch.slice,
                                       .training = true,
@@ -202,6 +203,7 @@ at::Tensor StepRunner::ReplayMicroBatch(const eval::BatchTensors& batch, int64_t
 void StepRunner::MicroBatch(int64_t index, int64_t count, StepResult& result) {
   Enter("data");
   data::Batch batch = source_.Next();
+  forward_follows_ = index < count - 1;
   eval::ApplyObjective(model_.objective(), config_.train.seed, batch);
   eval::BatchTensors tensors = rows_.parallel
                                    ? eval::ToTensors(batch, ToTorch(device_), *rows_.parallel)

@@ -149,6 +149,7 @@ class StepRunner {
   ArenaOptimizer optimizer_;
   std::function<void(const char*)> observe_;  // null: no observer
   int64_t step_ = 0;                          // being taken, from 1
+  bool forward_follows_ = false;              // another micro-batch of the step
   std::vector<at::Tensor> losses_;            // [2] of a micro-batch: its loss and z loss
   std::optional<MicroBatchGraph> graph_;      // with train.cuda_graphs
   bool lora_is_stale_ = true;                 // its A or B changed after the last Refresh
