@@ -26,6 +26,7 @@
 #include "train/loop/trainer.h"
 #include "train/plan/cluster_plan.h"
 #include "train/plan/memory_plan.h"
+#include "train/plan/plan_against.h"
 
 namespace halflife::cli {
 namespace {
@@ -144,6 +145,8 @@ ExitCode Plan(train::RunConfig config, const TrainOptions& options) {
   const int ranks = request.search ? 1 : request.cluster.world_size();
   const bool assumed = train::CompleteForPlan(config, info, ranks);
   train::RequireRows(config, model::LanguageModel(config.model), info);
+  std::optional<train::MeasuredStep> measured;
+  if (options.against) measured = train::ReadMeasuredStep(*options.against);
   train::FoundPlan found;
   if (request.search) {
     found = train::SearchPlan(config, request);
@@ -158,9 +161,11 @@ ExitCode Plan(train::RunConfig config, const TrainOptions& options) {
       json["plans_possible"] = found.num_possible;
       json["plans_fitting"] = found.num_fitting;
     }
+    if (measured) json["against"] = train::ComparisonJson(found.plan, *measured);
     std::cout << json.dump(2) << "\n";
     return ExitCode::kFinished;
   }
+  if (measured) std::cout << train::ComparisonText(found.plan, *measured) << "\n";
   std::cout << train::ClusterPlanText(found.plan);
   if (request.search)
     std::cout << "the fastest of " << found.num_fitting << " plans that fit, of "

@@ -51,6 +51,15 @@ TEST_F(PlanRuns, BytesOfEveryGroupAreThoseOfARun) {
 
     ExpectExit(
         fixture->Run({.run = run, .set = set, .flags = {"--local-ranks", Concat(mesh.ranks)}}), 0);
+    if (mesh.ranks == 4 && mesh.sp == 1) {
+      const RunResult compared =
+          ExpectExit(Plan(Concat("gpus=", mesh.ranks, ",device=cpu,peak_tflops=0.1"), set,
+                          {"--json", "--against", Path(run)}),
+                     0);
+      const json against = json::parse(compared.out).at("against");
+      EXPECT_EQ(against["warning"], "");
+      EXPECT_GT(against["values"]["step"]["measured"], 0);
+    }
     int num_steps = 0;
     for (const json& line : fixture->Metrics(run, "step_ms")) {
       if (line["step"] == 1) continue;  // The first step also counts the start's messages.

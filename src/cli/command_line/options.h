@@ -59,7 +59,7 @@ struct TrainOptions {
   std::string resume = "auto";
   std::vector<std::string> allow_change;
   bool steal_lock = false, dry_run = false, json = false;
-  std::optional<std::string> plan;
+  std::optional<std::string> plan, against;
   int local_ranks = 1;
   std::string trace;
   int64_t trace_steps = 50;

@@ -77,9 +77,14 @@ void AddTrain(CLI::App& app, Request& request) {
   declare("--plan KEY=VALUE,...", options.plan,
           "With --dry-run: predict the cost of the recipe on other machines, given as "
           "\"nodes=N,gpus=G\" and optionally sp, zero, shard, micro_batch, device (h100, h200, "
-          "a100, cpu), peak_tflops, efficiency, hbm_gbs, nvlink_gbs, network_gbs and memory_gib. "
-          "A leading auto searches sp, zero, shard and micro_batch [none]")
+          "a100, cpu), links (a JSON file of measured bandwidths and latencies), peak_tflops, "
+          "efficiency, hbm_gbs, nvlink_gbs, network_gbs and memory_gib. A leading auto searches "
+          "sp, zero, shard and micro_batch [none]")
       ->needs("--dry-run");
+  declare("--against RUN", options.against,
+          "Compare the plan, phase by phase, with the steps that a run has recorded: the folder of "
+          "the run or its metrics.jsonl [none]")
+      ->needs("--plan");
   declare.Flag("--json", options.json, "Print the plan as JSON")->needs("--plan");
   AddRunFolder(declare, options);
   AddInit(declare, options);

@@ -12,6 +12,7 @@
 #include "dist/request.h"
 #include "train/config/plan.h"
 #include "train/device.h"
+#include "train/plan/cluster_links.h"
 
 namespace halflife::train {
 namespace {
@@ -128,7 +129,9 @@ const std::vector<PlanKey> kKeys = {
     {"zero", SetCount(&PlanRequest::zero, 0, 3)},
     {"shard", SetCount(&PlanRequest::shard, 1, kMostRanks)},
     {"micro_batch", SetCount(&PlanRequest::micro_batch, 1, std::numeric_limits<int32_t>::max())},
-    {"device", [](const Assignment&, PlanRequest&) {}},  // DeviceOf reads it first.
+    // ParsePlan reads these two first, so that other keys override them.
+    {"device", [](const Assignment&, PlanRequest&) {}},
+    {"links", [](const Assignment&, PlanRequest&) {}},
     {"peak_tflops", SetAmount(&Cluster::peak_flops, 1e12)},
     {"efficiency",
      [](const Assignment& given, PlanRequest& request) {
@@ -169,6 +172,8 @@ PlanRequest ParsePlan(const std::string& text) {
   HL_CHECK_AS(ExitCode::kUsage, !assignments.empty(),
               "--plan '' names no machines. Use for example nodes=4,gpus=8.");
   PlanRequest request = {.cluster = Preset(DeviceOf(assignments))};
+  for (const Assignment& given : assignments)
+    if (given.key == "links") ReadLinks(given.value, request.cluster);
   std::set<std::string> seen;
   for (const Assignment& given : assignments) {
     HL_CHECK_AS(ExitCode::kUsage, seen.insert(given.key).second, "--plan names ", given.key,

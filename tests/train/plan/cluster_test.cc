@@ -6,7 +6,10 @@
 
 #include <cmath>
 
+#include "core/concat.h"
+#include "core/files.h"
 #include "support/expect_error.h"
+#include "support/temp_dir.h"
 
 namespace halflife::train {
 namespace {
@@ -68,6 +71,34 @@ TEST(Cluster, NamesTheFix) {
     for (const std::string& piece : pieces)
       EXPECT_HL_ERROR(ParsePlan(text), ExitCode::kUsage, piece);
   }
+}
+
+// A file of measured links replaces what a plan assumes. Keys of the text override the file.
+TEST(Cluster, ReadsMeasuredLinks) {
+  const test::TempDir dir;
+  const std::string file = (dir.path() / "links.json").string();
+  const auto read = [&](const std::string& text, const std::string& more = "") {
+    AtomicWriteFile(file, text, ExitCode::kUsage);
+    return ParsePlan(Concat(more, "nodes=2,gpus=8,links=", file)).cluster;
+  };
+  const Cluster assumed = ParsePlan("nodes=2,gpus=8").cluster;
+  const Cluster measured =
+      read(R"({"node": {"gbs": 200, "latency_us": 5}, "network": {"gbs": 10}, "call_us": 20})");
+  constexpr int64_t kBytes = 64 << 20;
+  EXPECT_DOUBLE_EQ(SecondsOf(measured, 8, OpKind::kAllGather, kBytes),
+                   20e-6 + 7 * 5e-6 + kBytes * 7.0 / 8 / 200e9);
+  EXPECT_DOUBLE_EQ(SecondsOf(measured, 16, OpKind::kSendRecv, kBytes, "rows_0"),
+                   20e-6 + assumed.network_hop_s + kBytes / 10e9);
+  EXPECT_DOUBLE_EQ(read(R"({"node": {"gbs": 200}})", "nvlink_gbs=100,").nvlink_bytes_per_s, 1e11);
+  EXPECT_HL_ERROR(read("[]"), ExitCode::kUsage, "links.json is not a JSON object");
+  EXPECT_HL_ERROR(read(R"({"nodes": {}})"), ExitCode::kUsage, "has no key 'nodes'",
+                  "did you mean 'node'");
+  EXPECT_HL_ERROR(read(R"({"node": {"gb": 1}})"), ExitCode::kUsage, "has no key 'node.gb'",
+                  "node.gbs, node.latency_us");
+  EXPECT_HL_ERROR(read(R"({"network": {"gbs": 0}})"), ExitCode::kUsage, "network.gbs is 0",
+                  "Use a number above 0.");
+  EXPECT_HL_ERROR(ParsePlan("links=nowhere"), ExitCode::kUsage, "--plan links=nowhere",
+                  "there is no such file", "Use a file like");
 }
 
 TEST(Cluster, RowsLieOnANodeOrOnWholeNodes) {
