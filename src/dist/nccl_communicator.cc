@@ -117,6 +117,7 @@ struct DeviceGroups {
   const Device device;
   const NcclOptions options;
   Poller poller;
+  OrderedSum ordered_sum;  // null: NCCL sums
 };
 
 class NcclOperation final : public Operation {
@@ -200,6 +201,7 @@ class NcclCommunicator final : public RequestCommunicator {
 
   void Batch(const std::function<void()>& issue) override;
   std::map<std::string, double> TakeStreamWaits() override { return group_->TakeStreamWaits(); }
+  void SumInOrder(OrderedSum sum) override { device_->ordered_sum = std::move(sum); }
   void CountStreamWaits(bool count) override { group_->CountStreamWaits(count); }
   void Abort(const std::string& cause) noexcept override { group_->Abort(cause); }
 
@@ -223,8 +225,13 @@ class NcclCommunicator final : public RequestCommunicator {
   void IssueTogether(std::span<const Pending> all);
   // Makes the group's stream wait for the producers of the requests.
   void AwaitProducers(std::span<const Pending> all, const std::string& what);
+  bool SumsInOrder(const Request& request) const;
+  void IssueOrderedSum(const Request& request, const std::string& what);
   ncclResult_t Enqueue(const Request& request, ncclComm_t comm) const;
   ncclResult_t EnqueuePieces(const Request& request, ncclComm_t comm) const;
+  // Pieces without elements are not sent. ncclGroupEnd returns the errors of these calls.
+  void Send(const TensorRef& piece, int to, ncclComm_t comm) const;
+  void Receive(const TensorRef& piece, int from, ncclComm_t comm) const;
 
   const std::unique_ptr<Communicator> host_;
   const std::shared_ptr<DeviceGroups> device_;
@@ -275,13 +282,21 @@ void NcclCommunicator::IssueTogether(std::span<const Pending> all) {
   AwaitProducers(all, what);
   const auto launch = std::make_shared<Launch>(what);
   launch->ready.Record(group_->stream(), what);
-  group_->Use(what, [&](ncclComm_t comm) {
-    if (all.size() == 1) return Enqueue(all[0].request, comm);
-    // ncclGroupEnd returns the errors of the calls in the group.
-    ncclGroupStart();
-    for (const Pending& pending : all) Enqueue(pending.request, comm);
-    return ncclGroupEnd();
-  });
+  if (all.size() == 1 && SumsInOrder(all[0].request)) {
+    IssueOrderedSum(all[0].request, what);
+  } else {
+    group_->Use(what, [&](ncclComm_t comm) {
+      if (all.size() == 1) return Enqueue(all[0].request, comm);
+      // ncclGroupEnd returns the errors of the calls in the group.
+      ncclGroupStart();
+      for (const Pending& pending : all) {
+        HL_CHECK(!SumsInOrder(pending.request), pending.operation->what(),
+                 ": a sum in the order of ranks cannot be part of a batch");
+        Enqueue(pending.request, comm);
+      }
+      return ncclGroupEnd();
+    });
+  }
   launch->done.Record(group_->stream(), what);
   for (const Pending& pending : all) {
     pending.operation->MarkIssued(launch);
@@ -324,6 +339,58 @@ void NcclCommunicator::Join() {
   joined_ = true;
 }
 
+bool NcclCommunicator::SumsInOrder(const Request& request) const {
+  const bool reduces = request.kind == OpKind::kAllReduce || request.kind == OpKind::kReduceScatter;
+  return device_->ordered_sum && reduces && request.reduce == ReduceOp::kSum &&
+         request.in.dtype == DType::kF32;
+}
+
+// Every rank receives all shares of its part and adds them. For an all-reduce, it then sends the
+// sum to all ranks.
+void NcclCommunicator::IssueOrderedSum(const Request& request, const std::string& what) {
+  const bool to_all = request.kind == OpKind::kAllReduce;
+  const int64_t most = to_all ? (request.in.count + size() - 1) / size() : request.out.count;
+  const auto part = [&](const TensorRef& whole, int of) {
+    const int64_t begin = std::min(whole.count, of * most);
+    return whole.Slice(begin, std::min(most, whole.count - begin));
+  };
+  const TensorRef own = to_all ? part(request.out, rank()) : request.out;
+  TensorRef shares = own;
+  shares.count = own.count * size();
+  shares.data = group_->Staging(static_cast<size_t>(std::max<int64_t>(shares.bytes(), 4)), what);
+  group_->Use(what, [&](ncclComm_t comm) {
+    ncclGroupStart();
+    for (int peer = 0; peer < size(); ++peer) {
+      Send(part(request.in, peer), peer, comm);
+      Receive(shares.Slice(peer * own.count, own.count), peer, comm);
+    }
+    return ncclGroupEnd();
+  });
+  if (own.count > 0) device_->ordered_sum(shares, size(), own, group_->stream());
+  if (!to_all) return;
+  group_->Use(what, [&](ncclComm_t comm) {
+    ncclGroupStart();
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer == rank()) continue;
+      Send(own, peer, comm);
+      Receive(part(request.out, peer), peer, comm);
+    }
+    return ncclGroupEnd();
+  });
+}
+
+void NcclCommunicator::Send(const TensorRef& piece, int to, ncclComm_t comm) const {
+  if (piece.count == 0) return;
+  ncclSend(piece.data, static_cast<size_t>(piece.count), ToNccl(piece.dtype), to, comm,
+           group_->stream());
+}
+
+void NcclCommunicator::Receive(const TensorRef& piece, int from, ncclComm_t comm) const {
+  if (piece.count == 0) return;
+  ncclRecv(piece.data, static_cast<size_t>(piece.count), ToNccl(piece.dtype), from, comm,
+           group_->stream());
+}
+
 ncclResult_t NcclCommunicator::Enqueue(const Request& request, ncclComm_t comm) const {
   const TensorRef& in = request.in;
   const TensorRef& out = request.out;
@@ -353,18 +420,8 @@ ncclResult_t NcclCommunicator::Enqueue(const Request& request, ncclComm_t comm) 
   return ncclInvalidArgument;
 }
 
-// Operations that NCCL composes from point-to-point or rooted calls in one group. ncclGroupEnd
-// returns the errors of these calls.
+// Operations that NCCL composes from point-to-point or rooted calls in one group.
 ncclResult_t NcclCommunicator::EnqueuePieces(const Request& request, ncclComm_t comm) const {
-  const cudaStream_t stream = group_->stream();
-  const auto send = [&](const TensorRef& piece, int to) {
-    if (piece.count == 0) return;
-    ncclSend(piece.data, static_cast<size_t>(piece.count), ToNccl(piece.dtype), to, comm, stream);
-  };
-  const auto receive = [&](const TensorRef& piece, int from) {
-    if (piece.count == 0) return;
-    ncclRecv(piece.data, static_cast<size_t>(piece.count), ToNccl(piece.dtype), from, comm, stream);
-  };
   ncclGroupStart();
   switch (request.kind) {
     case OpKind::kAllGatherV: {
@@ -374,31 +431,32 @@ ncclResult_t NcclCommunicator::EnqueuePieces(const Request& request, ncclComm_t 
         begin += piece.count;
         if (piece.count == 0) continue;
         ncclBroadcast(root == rank() ? request.in.data : piece.data, piece.data,
-                      static_cast<size_t>(piece.count), ToNccl(piece.dtype), root, comm, stream);
+                      static_cast<size_t>(piece.count), ToNccl(piece.dtype), root, comm,
+                      group_->stream());
       }
       break;
     }
     case OpKind::kAllToAll: {
       const int64_t count = request.in.count / size();
       for (int peer = 0; peer < size(); ++peer) {
-        send(request.in.Slice(peer * count, count), peer);
-        receive(request.out.Slice(peer * count, count), peer);
+        Send(request.in.Slice(peer * count, count), peer, comm);
+        Receive(request.out.Slice(peer * count, count), peer, comm);
       }
       break;
     }
     case OpKind::kAllToAllV: {
       int64_t sent = 0, received = 0;
       for (int peer = 0; peer < size(); ++peer) {
-        send(request.in.Slice(sent, request.counts[peer]), peer);
-        receive(request.out.Slice(received, request.from_counts[peer]), peer);
+        Send(request.in.Slice(sent, request.counts[peer]), peer, comm);
+        Receive(request.out.Slice(received, request.from_counts[peer]), peer, comm);
         sent += request.counts[peer];
         received += request.from_counts[peer];
       }
       break;
     }
     default:
-      if (request.to >= 0) send(request.in, request.to);
-      if (request.from >= 0) receive(request.out, request.from);
+      if (request.to >= 0) Send(request.in, request.to, comm);
+      if (request.from >= 0) Receive(request.out, request.from, comm);
   }
   return ncclGroupEnd();
 }

@@ -1,6 +1,6 @@
 // CUDA tensors over NCCL; compiled only with CUDA. An operation starts after the work queued on the
 // producer stream, and consumers wait for its event. NCCL sums in its own order and in the tensor's
-// type.
+// type, unless SumInOrder was called.
 //
 // Each group has one communication stream and one NCCL communicator, which is made when the group
 // issues its first operation. A group that is only split therefore costs no GPU memory.

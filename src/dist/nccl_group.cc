@@ -169,6 +169,7 @@ void Group::Close() {
     if (result != ncclSuccess) throw CommError(NcclFailure(result, comm, what));
   }
   CheckCuda(cudaFree(scratch_), what);
+  for (void* const block : staging_) CheckCuda(cudaFree(block), what);
   CheckCuda(cudaStreamDestroy(stream_), what);
 }
 
@@ -184,6 +185,14 @@ void Group::MakeStream(GroupRole role) {
   CheckCuda(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, priority), "stream");
   CheckCuda(cudaMalloc(&scratch_, sizeof(int32_t)), "barrier scratch");
   CheckCuda(cudaMemsetAsync(scratch_, 0, sizeof(int32_t), stream_), "barrier scratch");
+}
+
+void* Group::Staging(size_t bytes, const std::string& what) {
+  if (staging_bytes_ < bytes) {
+    CheckCuda(cudaMalloc(&staging_.emplace_back(nullptr), bytes), what);
+    staging_bytes_ = bytes;
+  }
+  return staging_.back();
 }
 
 void Group::Init(const std::string& id, int rank, int size, GroupRole role) {
@@ -255,6 +264,7 @@ void Group::WaitOn(cudaStream_t consumer, const Event& event, const char* tag,
                    const std::string& what) {
   // A wait that cannot idle the stream needs no events.
   if (event.Happened(what)) return;
+  if (!counts_waits_) return CheckCuda(cudaStreamWaitEvent(consumer, event.get(), 0), what);
   const auto timed = [&] {
     if (spare_events_.empty()) return std::make_unique<Event>(cudaEventDefault);
     std::unique_ptr<Event> spare = std::move(spare_events_.back());
@@ -264,7 +274,6 @@ void Group::WaitOn(cudaStream_t consumer, const Event& event, const char* tag,
   StreamWait wait = {.tag = tag, .begin = timed(), .end = timed()};
   wait.begin->Record(consumer, what);
   CheckCuda(cudaStreamWaitEvent(consumer, event.get(), 0), what);
-  if (!counts_waits_) return CheckCuda(cudaStreamWaitEvent(consumer, event.get(), 0), what);
   wait.end->Record(consumer, what);
   if (waits_.size() % kMostStreamWaits == kMostStreamWaits - 1) AddFinishedWaits();
   waits_.push_back(std::move(wait));

@@ -104,6 +104,8 @@ class Group {
   cudaStream_t stream() const { return stream_; }
   const NcclOptions& options() const { return options_; }
   void* scratch() const { return scratch_; }  // 4 bytes on the device, for barriers
+  // Memory of the device for operations of this group, whose contents the next one overwrites.
+  void* Staging(size_t bytes, const std::string& what);
   const std::shared_ptr<Watched>& watched() const { return watched_; }
 
   // Makes `consumer` wait for the event, and measures the time for TakeStreamWaits if that counts.
@@ -134,6 +136,9 @@ class Group {
   std::atomic<bool> is_aborted_{false};
   cudaStream_t stream_ = nullptr;
   void* scratch_ = nullptr;
+  // Operations that use a smaller block may still be queued when a larger one is allocated.
+  std::vector<void*> staging_;
+  size_t staging_bytes_ = 0;  // of the last block
   bool counts_waits_ = true;
   std::vector<StreamWait> waits_;
   std::map<std::string, double> wait_seconds_;  // by tag: finished waits that were not yet taken

@@ -8,6 +8,8 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <random>
+#include <span>
 #include <thread>
 
 #include "dist/collective_cases.h"
@@ -17,6 +19,7 @@
 #include "dist/gradient_reducer.h"
 #include "dist/nccl_communicator.h"
 #include "dist/parameter_gather.h"
+#include "dist/request.h"
 #include "support/expect_error.h"
 
 namespace halflife::dist {
@@ -481,6 +484,67 @@ TEST(FakeNccl, CountsWaitsByWhenTheyWereIssued) {
     EXPECT_NEAR(waits.at("update"), 500e-6, 10e-6);
     EXPECT_NEAR(waits.at("step"), 500e-6, 10e-6);
   });
+}
+
+// --- sums in the order of ranks ---
+
+// [count] values whose sum over ranks depends on the order of the additions.
+std::vector<float> ShareOf(int rank, int64_t count) {
+  std::mt19937 random(static_cast<uint32_t>(rank));
+  std::vector<float> share(static_cast<size_t>(count));
+  for (float& value : share) value = std::uniform_real_distribution<float>(-1, 1)(random);
+  return share;
+}
+
+// The sums [count] of an all-reduce and of a reduce-scatter, in which NCCL's order depends on the
+// seed. `count` need not be divisible by the number of ranks.
+std::vector<std::vector<float>> SumsOf(int ranks, uint64_t seed, bool ordered, int64_t count) {
+  const int64_t part = count / ranks, scattered = part * ranks;
+  std::vector<std::vector<float>> sums(2);
+  sums[1].resize(static_cast<size_t>(scattered));
+  RunWell({.ranks = ranks, .seed = seed, .seeded_sums = true}, [&](Rank& rank) {
+    const auto world = MakeWorld(rank);
+    if (ordered) world->SumInOrder(fake::OrderedSumOf(rank));
+    // Groups that are split sum in the same way.
+    const auto comm = world->Split(0, rank.number(), "sums");
+    const cudaStream_t stream = rank.Stream();
+    std::vector<float> all = ShareOf(rank.number(), count), slices = all;
+    const TensorRef in = OnGpu(rank, slices).Slice(0, scattered),
+                    out = in.Slice(part * rank.number(), part);
+    comm->AllReduce(OnGpu(rank, all), ReduceOp::kSum, {"sum", 0}, stream).WaitOn(stream);
+    comm->ReduceScatter(in, out, ReduceOp::kSum, {"sum", 1}, stream).WaitOn(stream);
+    rank.Synchronize(stream);
+    std::copy_n(slices.begin() + part * rank.number(), part,
+                sums[1].begin() + part * rank.number());
+    if (rank.number() == ranks - 1) sums[0] = all;
+  });
+  return sums;
+}
+
+TEST(FakeNccl, SumsInTheOrderOfRanksHaveOneResult) {
+  for (const int ranks : {2, 3, 4, 8}) {
+    for (const int64_t count : {ranks, 3, 1003}) {
+      if (count < ranks) continue;
+      std::vector<std::vector<float>> shares;
+      std::vector<const void*> in;
+      for (int rank = 0; rank < ranks; ++rank) shares.push_back(ShareOf(rank, count));
+      for (const std::vector<float>& share : shares) in.push_back(share.data());
+      std::vector<float> expected(static_cast<size_t>(count));
+      OrderedReduce(DType::kF32, ReduceOp::kSum, in, expected.data(), count);
+      int others = 0;
+      for (uint64_t seed = 0; seed < 8; ++seed) {
+        SCOPED_TRACE(Concat(ranks, " ranks, ", count, " elements, seed ", seed));
+        const auto ordered = SumsOf(ranks, seed, true, count);
+        ASSERT_EQ(ordered[0], expected);
+        ASSERT_TRUE(std::ranges::equal(ordered[1], std::span(expected).first(ordered[1].size())));
+        if (count > 1000) others += SumsOf(ranks, seed, false, count)[0] != expected ? 1 : 0;
+      }
+      // Without it, the bits are those of NCCL's order.
+      if (count > 1000 && ranks > 2) {
+        EXPECT_GT(others, 4);
+      }
+    }
+  }
 }
 
 // --- failures ---

@@ -36,6 +36,7 @@ struct Case {
   int shards = 2;  // ranks of a shard group
   int sp = 1;      // ranks that share a row
   Forgets forgets = Forgets::kNothing;
+  bool ordered = false;  // sums in the order of ranks
 };
 
 // Two parameters for each unit, and one in fp32 that belongs to none.
@@ -304,6 +305,7 @@ class Job final : private ShareMemory {
         world_(MakeNcclCommunicator(rank.control(), rank.device(), "world",
                                     {.timeout_s = 20, .init_timeout_s = 20})),
         memory_(rank, stream_) {
+    if (c.ordered) world_->SumInOrder(fake::OrderedSumOf(rank));
     const int me = rank.number(), replicas = c.ranks / c.shards;
     const auto split = [&](int color, const char* name, GroupRole role, Forgets kind) {
       return JobGroup(world_->Split(color, me, Concat(name, "_", color), role), c.forgets == kind);
@@ -607,7 +609,8 @@ int RunCase(const Case& c, uint64_t seed) {
 }
 
 std::string ToString(const Case& c) {
-  return Concat(c.ranks, " ranks, stage ", c.stage, ", shard groups of ", c.shards, ", sp ", c.sp);
+  return Concat(c.ranks, " ranks, stage ", c.stage, ", shard groups of ", c.shards, ", sp ", c.sp,
+                c.ordered ? ", ordered" : "");
 }
 
 // --gtest_random_seed=K runs the K-th eight seeds.
@@ -624,9 +627,9 @@ TEST(FakeStep, EveryStageEqualsItsDefinition) {
                                                                                 {8, 8, 2},
                                                                                 {8, 4, 4}}) {
     for (int stage = 0; stage <= 3; ++stage) {
-      const Case c = {
-          .ranks = ranks, .stage = stage, .shards = stage == 0 ? ranks : shards, .sp = sp};
+      Case c = {.ranks = ranks, .stage = stage, .shards = stage == 0 ? ranks : shards, .sp = sp};
       for (uint64_t seed = first; seed < first + (ranks == 8 ? kSeeds / 4 : kSeeds); ++seed) {
+        c.ordered = seed % 2 == 1;
         ASSERT_EQ(RunCase(c, seed), 0) << ToString(c) << ", seed " << seed;
         if (HasFailure()) return;
       }

@@ -245,8 +245,8 @@ void CheckRowRanks(const RunConfig& c, int world_size, Problems& problems) {
   problems.Require(whole, "parallel.slices", p.slices,
                    Concat("0 (parallel.sp, ", p.sp, ") or a multiple of it"));
   if (!whole) return;
-  problems.Require(p.slices == 0 || p.grad_reduce == "fp32", "parallel.grad_reduce", p.grad_reduce,
-                   "fp32 with parallel.slices: rounded sums would depend on the mesh");
+  problems.Require(p.slices == 0 || p.grad_reduce != "bf16", "parallel.grad_reduce", p.grad_reduce,
+                   "fp32 or ordered with parallel.slices: rounded sums would depend on the mesh");
   const int processes = world_size / p.ranks_of_process();
   problems.Require(
       p.sp >= 1 && processes % p.sp == 0, "parallel.sp", p.sp,
@@ -424,7 +424,7 @@ void Validate(const RunConfig& config, int world_size) {
                    "parallel.zero_stage", config.parallel.zero_stage, "0, 1, 2 or 3");
   CheckShard(config, world_size, problems);
   CheckRowRanks(config, world_size, problems);
-  problems.OneOf("parallel.grad_reduce", config.parallel.grad_reduce, {"fp32", "bf16"});
+  problems.OneOf("parallel.grad_reduce", config.parallel.grad_reduce, {"fp32", "bf16", "ordered"});
   problems.OneOf("parallel.exchange", config.parallel.exchange, {"auto", "gather", "ring", "scan"});
   problems.Require(config.parallel.bucket_bytes == 0 || config.parallel.bucket_bytes >= 4096,
                    "parallel.bucket_bytes", config.parallel.bucket_bytes,

@@ -31,6 +31,7 @@ std::vector<MemoryPart> PartsOf(const MemoryPlan& memory) {
           {"loss", "loss: logits, gradients", memory.loss, false},
           {"workspace", "workspace of a kernel", memory.workspace, false},
           {"matrices", "matrices of the update", memory.matrices, false},
+          {"shares", "shares of a gradient sum", memory.shares, false},
           {"states", "states of earlier slices", memory.states, false},
           {"exchange", "messages between slices", memory.exchange, true},
           {"saved_copy", "copy while a save is written", memory.saved_copy, false},

@@ -69,6 +69,12 @@ class ArenaPlan {
     if (in_units_ > 0) elements = std::min(elements, std::ranges::max(units_));
     return std::max(elements, largest_tensor_);
   }
+  // Bytes of the shares that a rank adds in the order of ranks: of its part of a bucket, and of its
+  // range over the shard groups.
+  double ShareBytes() const {
+    const double over_groups = shards_ < slices_ ? 1 / shards_ : 0;
+    return 4 * std::min(parameters_, largest_bucket()) * (1 + over_groups);
+  }
   // Bytes of main weights and states, of which a checkpoint has `saved` bytes per parameter.
   double MainAndStates(double saved) const {
     if (slices_ == 1) return saved * parameters_;
@@ -180,6 +186,8 @@ MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model
   // validation.
   const int copies = config.train.cuda_graphs && RunsOnGpu(config) ? 2 : 1;
   const bool in_bf16 = world_size > 1 && config.parallel.grad_reduce == "bf16";
+  const bool sums_shares =
+      world_size > 1 && config.parallel.grad_reduce == "ordered" && RunsOnGpu(config);
   // Stages 2 and 3 hold the buckets in flight and the one that fills. The last bucket in flight may
   // exist in both types.
   const double buckets =
@@ -216,6 +224,7 @@ MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model
                        : 0,
       .saved_copy = RunsOnGpu(config) ? 0 : copy,
       .matrices = MatrixBufferBytes(config, model, world_size),
+      .shares = sums_shares ? arena.ShareBytes() : 0,
       .states = config.parallel.row_ranks() == 1
                     ? 0
                     : static_cast<double>(config.train.micro_batch) *
@@ -331,6 +340,7 @@ std::string PlanText(const RunConfig& config, const model::LanguageModel& model,
   row("loss: logits, gradients", HumanBytes(memory.loss));
   if (memory.workspace > 0) row("workspace of a kernel", HumanBytes(memory.workspace));
   if (memory.matrices > 0) row("matrices of the update", HumanBytes(memory.matrices));
+  if (memory.shares > 0) row("shares of a gradient sum", HumanBytes(memory.shares));
   if (memory.states > 0) row("states of earlier slices", HumanBytes(memory.states));
   if (memory.saved_copy > 0) row("copy while a save is written", HumanBytes(memory.saved_copy));
   row("total", HumanBytes(memory.total()));

@@ -33,6 +33,8 @@ struct MemoryPlan {
   double saved_copy = 0;
   // Largest buffers of an optimizer that updates whole matrices (MatrixExchange).
   double matrices = 0;
+  // With parallel.grad_reduce "ordered" on GPUs: the shares of the largest bucket's part.
+  double shares = 0;
   double states = 0;  // States before this rank's slices of rows, stored until backward.
   // Only for a cluster (cluster_plan.h), otherwise 0. exchange: messages between the slices of
   // rows, the largest sent and received. libraries: buffers of NCCL and the driver's context.
@@ -40,7 +42,7 @@ struct MemoryPlan {
   double exchange = 0, libraries = 0, margin = 0;
   double total() const {
     return main_and_optimizer + gradients + compute_copy + frozen + gathered + activations + loss +
-           workspace + saved_copy + matrices + states + exchange + libraries + margin;
+           workspace + saved_copy + matrices + shares + states + exchange + libraries + margin;
   }
   double pinned_staging = 0;  // Host memory of background saves from a GPU. Not part of total().
 };

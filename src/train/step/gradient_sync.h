@@ -21,7 +21,8 @@
 //
 // "Pairwise" is the binary tree of core/pairwise_sum.h, in which ranks are summed too: on the CPU,
 // powers of two of either change no bit. It takes one more arena for each doubling of the number of
-// micro-batches. On CUDA, NCCL determines the order over ranks, so the tree would gain nothing.
+// micro-batches. On CUDA, NCCL determines the order over ranks unless parallel.grad_reduce is
+// "ordered".
 //
 //   GradientSync gradients(arena, communicator, {});
 //   gradients.Attach(model.parameters());

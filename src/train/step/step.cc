@@ -16,6 +16,7 @@
 #include "dist/mesh.h"
 #include "eval/batch_tensors.h"
 #include "ops/torch/host_transfer.h"
+#include "ops/torch/ordered_sum.h"
 #include "ops/torch/tensor_ref.h"
 #include "train/config/plan.h"
 #include "train/device.h"
@@ -75,6 +76,7 @@ StepRunner::StepRunner(const RunConfig& config, model::LanguageModel& model, Par
       norm_(OwnGradients(), arena.grads()),
       optimizer_(arena, config.optimizer, groups_.Slices(context.world())),
       config_identity_(static_cast<double>(HashBytes(ToText(config)).lo & 0xffffffffu)) {
+  if (config.parallel.grad_reduce == "ordered") context.world().SumInOrder(ops::SumInOrder);
   gradients_.Attach(lora == nullptr ? model.parameters() : lora->parameters());
   if (lora != nullptr) lora->PassGradients();
   // A device that checks each launch gains nothing from graphs.
@@ -201,9 +203,9 @@ at::Tensor StepRunner::ReplayMicroBatch(const eval::BatchTensors& batch, int64_t
 }
 
 void StepRunner::MicroBatch(int64_t index, int64_t count, StepResult& result) {
+  forward_follows_ = index < count - 1;
   Enter("data");
   data::Batch batch = source_.Next();
-  forward_follows_ = index < count - 1;
   eval::ApplyObjective(model_.objective(), config_.train.seed, batch);
   eval::BatchTensors tensors = rows_.parallel
                                    ? eval::ToTensors(batch, ToTorch(device_), *rows_.parallel)

@@ -7,6 +7,7 @@
 
 #include "dist/fake_gpu/internal.h"
 #include "dist/local_communicator.h"
+#include "dist/request.h"
 
 namespace halflife::fake {
 namespace {
@@ -261,6 +262,18 @@ void Rank::Compute(cudaStream_t stream, double us, const std::function<void()>& 
   world_.Spend(4);
   world_.Push(lock, world_.Find(stream),
               {.kind = Entry::Kind::kKernel, .cost_us = us, .sms = sms, .body = body});
+}
+
+dist::OrderedSum OrderedSumOf(Rank& rank) {
+  return [&rank](TensorRef parts, int num_parts, TensorRef out, cudaStream_t stream) {
+    const auto add = [=] {
+      std::vector<const void*> in;
+      for (int part = 0; part < num_parts; ++part)
+        in.push_back(parts.Slice(part * out.count, out.count).data);
+      dist::OrderedReduce(DType::kF32, dist::ReduceOp::kSum, in, out.data, out.count);
+    };
+    rank.Compute(stream, /*us=*/5, add, /*sms=*/16);
+  };
 }
 
 void Rank::ComputeForever(cudaStream_t stream) {

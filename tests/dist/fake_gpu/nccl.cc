@@ -113,8 +113,19 @@ void Reduce(const std::vector<const Call*>& ranks) {
   std::vector<char> sums(bytes * parts);
   std::vector<const void*> in;
   for (const Call* call : ranks) in.push_back(call->in);
-  dist::OrderedReduce(ToDType(any.dtype), ToReduceOp(any.op), in, sums.data(),
-                      static_cast<int64_t>(any.count * parts));
+  const auto count = static_cast<int64_t>(any.count * parts);
+  const DType dtype = ToDType(any.dtype);
+  const dist::ReduceOp op = ToReduceOp(any.op);
+  if (TheWorld().options.seeded_sums && dtype == DType::kF32) {
+    std::ranges::rotate(in, in.begin() + static_cast<int>(TheWorld().options.seed % in.size()));
+    std::memcpy(sums.data(), in[0], sums.size());
+    for (size_t rank = 1; rank < in.size(); ++rank) {  // as along a ring
+      const void* const terms[] = {sums.data(), in[rank]};
+      dist::OrderedReduce(dtype, op, terms, sums.data(), count);
+    }
+  } else {
+    dist::OrderedReduce(dtype, op, in, sums.data(), count);
+  }
   for (size_t rank = 0; rank < ranks.size(); ++rank)
     std::memcpy(ranks[rank]->out, sums.data() + (parts == 1 ? 0 : rank * bytes), bytes);
 }

@@ -336,7 +336,7 @@ TEST(RunConfig, ValidateListsEveryProblemAtOnce) {
                   "ckpt.keep_last: 1", "train.precision: 'fp16'. Use one of fp32, bf16, fp8",
                   "train.recompute: 'all'. Use one of none, mixer, block",
                   "parallel.sp: 3. Use a divisor of the number of ranks, 2",
-                  "parallel.grad_reduce: 'fp16'. Use one of fp32, bf16");
+                  "parallel.grad_reduce: 'fp16'. Use one of fp32, bf16, ordered");
 }
 
 TEST(RunConfig, SlicesOfRows) {
@@ -357,7 +357,8 @@ TEST(RunConfig, SlicesOfRows) {
   EXPECT_HL_ERROR(Validate(Parse({"parallel.sp=0", "parallel.slices=4"}), 1), ExitCode::kUsage,
                   "parallel.sp: 0");
   EXPECT_HL_ERROR(Validate(Parse({"parallel.slices=2", "parallel.grad_reduce=bf16"}), 2),
-                  ExitCode::kUsage, "parallel.grad_reduce: bf16. Use fp32 with parallel.slices");
+                  ExitCode::kUsage,
+                  "parallel.grad_reduce: bf16. Use fp32 or ordered with parallel.slices");
   EXPECT_HL_ERROR(Validate(Parse({"parallel.slices=1", "train.cuda_graphs=true"}), 1),
                   ExitCode::kUsage, "false with parallel.slices");
 }

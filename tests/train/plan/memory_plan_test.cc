@@ -186,6 +186,23 @@ TEST(MemoryPlan, CountsGradientsThatTravelInBf16) {
   EXPECT_DOUBLE_EQ(slots("bf16"), 1000 * 64 * 10);
 }
 
+// A rank of a GPU adds the shares of its part of a bucket by itself.
+TEST(MemoryPlan, CountsTheSharesOfOrderedSums) {
+  const auto shares = [](int world_size, const std::vector<std::string>& more) {
+    std::vector<std::string> overrides = {"parallel.zero_stage=1", "parallel.grad_reduce=ordered",
+                                          "parallel.bucket_bytes=65536"};
+    overrides.insert(overrides.end(), more.begin(), more.end());
+    const RunConfig config = SmallRecipe(overrides);
+    return PlanMemory(config, model::LanguageModel(config.model), world_size).shares;
+  };
+  EXPECT_EQ(shares(4, {"train.device=cpu"}), 0);
+  EXPECT_EQ(shares(1, {"train.device=cuda"}), 0);
+  EXPECT_EQ(shares(4, {"train.device=cuda", "parallel.grad_reduce=fp32"}), 0);
+  const double bucket = shares(4, {"train.device=cuda"});
+  EXPECT_GE(bucket, 65536);
+  EXPECT_EQ(shares(4, {"train.device=cuda", "parallel.shard=2"}), 1.5 * bucket);
+}
+
 // fp32 states [H, K, V] and the tails of short convolutions, for two layers and 16 rows.
 TEST(MemoryPlan, CountsTheStatesOfSharedRowsAndPinnedCopies) {
   const RunConfig whole = SmallRecipe(), shared = SmallRecipe({"parallel.sp=2"});

@@ -1,0 +1,30 @@
+// The sum of parts on a device has the bits of the sums of dist on the CPU.
+#include "ops/torch/ordered_sum.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <vector>
+
+#include "dist/request.h"
+
+namespace halflife::ops {
+namespace {
+
+TEST(OrderedSum, HasTheBitsOfOrderedReduce) {
+  constexpr int64_t kCount = 513;
+  std::mt19937 random(7);
+  for (int num_parts = 2; num_parts <= 17; ++num_parts) {
+    SCOPED_TRACE(num_parts);
+    std::vector<float> parts(num_parts * kCount), sum(kCount), expected(kCount);
+    for (float& value : parts) value = std::uniform_real_distribution<float>(-1, 1)(random);
+    std::vector<const void*> in;
+    for (int part = 0; part < num_parts; ++part) in.push_back(&parts[part * kCount]);
+    dist::OrderedReduce(DType::kF32, dist::ReduceOp::kSum, in, expected.data(), kCount);
+    SumInOrder(Ref(parts.data(), num_parts * kCount), num_parts, Ref(sum.data(), kCount), nullptr);
+    EXPECT_EQ(sum, expected);
+  }
+}
+
+}  // namespace
+}  // namespace halflife::ops
