@@ -41,6 +41,8 @@ RULES = {
     "delta::PrepareKernel": MMA[:1] + MMA[2:],
     "delta::ScanKernel": MMA[:1] + MMA[2:],
     "delta::OutputKernel": MMA[:1] + MMA[2:],
+    "delta::WarpgroupScanKernel": WARPGROUPS + (("UBLKCP", "bulk copies of decays"),),
+    "delta::WarpgroupAdjointScanKernel": WARPGROUPS + (("UBLKCP", "bulk copies of decays"),),
     "delta::AdjointScanKernel": MMA[:1] + MMA[2:],
     "delta::TokenGradientsKernel": MMA[:1] + MMA[2:],
     "delta::ChannelGradientsKernel": MMA[:1] + MMA[2:],
@@ -54,11 +56,12 @@ RULES = {
 }
 # Kernels that have a body only for one architecture.
 ONLY_FOR = {"WarpgroupStatesKernel": "sm_90a", "WarpgroupScanKernel": "sm_90a", "ChannelWarpgroupScanKernel": "sm_90a",
-            "WarpgroupGradientsKernel": "sm_90a"}
-# Kernels whose loop over tiles, the innermost with a barrier of the block and products, reads global memory by
-# asynchronous copies, and the most other loads in it: any that a tile wants would be waited for in every tile. These
-# are the entry of a chunk, 24 bytes, which is there a chunk before it is used.
-PLAIN_LOADS = {"ChannelScanKernel": 4}
+            "WarpgroupGradientsKernel": "sm_90a", "delta::WarpgroupScanKernel": "sm_90a",
+            "delta::WarpgroupAdjointScanKernel": "sm_90a"}
+# Kernels whose loop over tiles, the innermost with a barrier (of the block, or an mbarrier) and products, reads global
+# memory by asynchronous copies, and the most other loads in it: any that a tile wants would be waited for in every
+# tile. The known ones are the entry of a chunk, 24 bytes, which is there a chunk before it is used.
+PLAIN_LOADS = {"ChannelScanKernel": 4, "delta::WarpgroupScanKernel": 0, "delta::WarpgroupAdjointScanKernel": 0}
 
 ARCH = re.compile(r"^\s*(?:code for|arch =) (sm_\w+)")
 FUNCTION = re.compile(r"^\s*Function : (\S+)")
@@ -85,7 +88,7 @@ class Kernel(collections.Counter):
         found = []
         for first, last in self.loops:
             inside = collections.Counter(name for at, name in self.code if first <= at <= last)
-            if inside["BAR"] and inside["HMMA"]:
+            if (inside["BAR"] and inside["HMMA"]) or (inside["SYNCS"] and inside["HGMMA"]):
                 found.append(inside)
         return min(found, key=lambda counts: sum(counts.values()), default=collections.Counter())
 
@@ -117,7 +120,7 @@ def problems_of(name, arch, counts):
     if most is not None:
         loop = counts.tile_loop()
         if not loop:
-            found.append("no loop over tiles, with BAR and HMMA")
+            found.append("no loop over tiles, with a barrier and products")
         elif loop["LDG"] > most:
             found.append(f"{loop['LDG']} LDG in the loop over tiles: plain loads from global memory; {most} are known")
     return found

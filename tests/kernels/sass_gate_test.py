@@ -11,6 +11,8 @@ import sass_gate  # noqa: E402
 
 SCAN = "_ZN8halflife7kernels5decay15ChunkScanKernelINS1_15ChunkScanConfigILi64ELi64EEEEEvNS1_15ChunkScanParamsE"
 TILES = "_ZN8halflife7kernels5decay17ChannelScanKernelINS1_13ChannelConfigILi64ELi64ELb0EEEEEvNS1_15ChunkScanParamsE"
+DELTA = ("_ZN8halflife7kernels5delta19WarpgroupScanKernelINS1_10RingConfigILi64ELb1EEEEEvNS1_10ScanParamsE"
+         "NS1_17WarpgroupScanMapsE")
 STEP = "_ZN8halflife7kernels5decay10StepKernelIfEEvNS0_22DecayAttentionStepArgsE"
 
 
@@ -73,6 +75,15 @@ class SassGateTest(unittest.TestCase):
         self.assertIn("5 LDG in the loop over tiles", problem)
         (problem,) = self.problems(TILES, [copy, *tile, "EXIT"])
         self.assertIn("no loop over tiles", problem)
+
+    def test_a_plain_load_in_the_loop_of_warpgroups_fails(self):
+        units = ["LDSM.16.MT88.4 R4, [R3]", "HGMMA.64x64x16.F32.BF16 R24, R4, gdesc[UR8], R24",
+                 "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R2], R3"]
+        copies = ["UTMALDG.2D [UR8], [UR4]", "UBLKCP.S.G [UR8], [UR4], UR6"]
+        load = "LDG.E R2, desc[UR4][R2.64]"
+        self.assertEqual(self.problems(DELTA, [load, *copies, *units, "@P0 BRA 0x30", "EXIT"]), [])
+        (problem,) = self.problems(DELTA, [*copies, *units, load, "@P0 BRA 0x20", "EXIT"])
+        self.assertIn("1 LDG in the loop over tiles", problem)
 
     def test_a_rule_without_its_kernel_fails(self):
         out = io.StringIO()

@@ -15,7 +15,8 @@
 // outputs of the same and later tokens of the same document and value head. In gradients it can
 // also affect earlier tokens. No other document or value head is affected, except that value heads
 // share the gradients of their q and k. Exception: on a GPU a NaN in k, v, log_decay or beta also
-// affects up to 15 earlier tokens of its chunk.
+// affects up to 15 earlier tokens of its chunk, and all of them with Hopper's warpgroup
+// instructions.
 //
 // Nothing here owns memory, and the kernels allocate nothing that outlives the call.
 //
@@ -52,6 +53,8 @@ struct DeltaRuleArgs {
   int head_dim_k = 0, head_dim_v = 0;  // K, V
   DeltaDecay decay = DeltaDecay::kNone;
   double scale = 1;
+  // CUDA: the device has Hopper's warpgroup instructions (wgmma), and they are wanted.
+  bool warpgroups = false;
 
   // fp32, bf16 or (on the CPU, for gradient checks) fp64; the same type for all four
   TensorView q, k;    // [B, T, H, K]

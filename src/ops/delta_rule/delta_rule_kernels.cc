@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/delta_rule/delta_rule_args.h"
+#include "ops/decay_attention/decay_attention.h"
 #include "ops/torch/autograd.h"
 #include "ops/torch/dispatch.h"
 #include "ops/torch/host_waits.h"
@@ -40,6 +41,14 @@ kernels::DeltaDecay DecayOf(const at::Tensor& log_decay, int64_t dim_per_channel
                                             : kernels::DeltaDecay::kPerToken;
 }
 
+// Whether the device of x has Hopper's warpgroup instructions, and they are wanted.
+bool HasWarpgroups([[maybe_unused]] const at::Tensor& x) {
+#ifdef HALFLIFE_WITH_CUDA
+  if (x.is_cuda()) return LimitsOfGpu(x.get_device()).warpgroups;
+#endif
+  return false;
+}
+
 DeltaCall MakeDeltaCall(const DeltaRuleInputs& given, double scale) {
   CheckCounts(kDeltaKernel, {given.q, given.v});
   DeltaCall call = {.inputs = given, .args = {}};
@@ -60,6 +69,7 @@ DeltaCall MakeDeltaCall(const DeltaRuleInputs& given, double scale) {
   args.head_dim_v = static_cast<int>(in.v.size(3));
   args.decay = DecayOf(in.log_decay, /*dim_per_channel=*/4);
   args.scale = scale;
+  args.warpgroups = HasWarpgroups(in.q);
   args.q = DeltaView(in.q), args.k = DeltaView(in.k), args.v = DeltaView(in.v);
   args.out = {.dtype = args.v.dtype};
   args.beta = DeltaView(in.beta);

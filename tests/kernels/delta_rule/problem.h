@@ -49,6 +49,7 @@ struct Case {
   double beta_fixed = -1;  // beta for all tokens, if not negative
   int chunk_size = kDeltaChunkSize;
   bool bf16 = false;                          // q, k, v and dout are representable in bf16
+  bool warpgroups = false;                    // CUDA: by Hopper's instructions
   std::vector<int32_t> document_starts = {};  // b T + t
   std::vector<int32_t> cu_seqlens = {};       // requires B = 1
 
@@ -179,6 +180,11 @@ inline Result ToResult(DeltaReferenceResult r) {
   return result;
 }
 
+inline Problem ByWarpgroups(Problem problem) {
+  problem.config.warpgroups = true;
+  return problem;
+}
+
 inline Result Oracle(const Problem& problem) {
   const Case& c = problem.config;
   if (c.cu_seqlens.empty()) return ToResult(DeltaReference(problem.data));
@@ -224,7 +230,8 @@ inline std::string Describe(const Problem& problem) {
          std::to_string(c.V) + " decay " + std::to_string(static_cast<int>(c.decay)) + " gate " +
          std::to_string(static_cast<int>(c.gate)) + " keys " +
          std::to_string(static_cast<int>(c.keys)) + " beta " + std::to_string(c.beta_fixed) +
-         " chunk " + std::to_string(c.chunk_size) + " seed " + std::to_string(problem.seed);
+         " chunk " + std::to_string(c.chunk_size) + " seed " + std::to_string(problem.seed) +
+         (c.warpgroups ? " by warpgroups" : "");
 }
 inline void ExpectClose(const Problem& problem, const Result& got, const Result& want,
                         const Gates& gates) {

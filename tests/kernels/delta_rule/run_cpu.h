@@ -100,6 +100,7 @@ struct Call {
     args.head_dim_v = c.V;
     args.decay = c.decay;
     args.scale = problem.data.scale;
+    args.warpgroups = c.warpgroups;
     args.q = q.View(T, H, K);
     args.k = k.View(T, H, K);
     args.v = v.View(T, HV, V);

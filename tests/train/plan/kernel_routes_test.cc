@@ -13,6 +13,7 @@
 
 #include "kernels/decay_attention/cuda/route.h"
 #include "kernels/decay_attention/cuda/workspace.h"
+#include "kernels/delta_rule/cuda/workspace.h"
 #include "kernels/delta_rule/delta_rule_args.h"
 #include "kernels/polynomial_attention/polynomial_attention_args.h"
 #include "kernels/softmax_attention/softmax_attention_args.h"
@@ -155,6 +156,11 @@ void ExpectDeltaKernels(const RunConfig& config, const model::LanguageModel& mod
   args.seq_len = static_cast<int>(seq_len);
   args.num_chunks = static_cast<int>(rows * ((seq_len + 63) / 64));
   EXPECT_TRUE(kernels::cuda::SupportsDeltaRuleBackward(args));
+  for (const Device& device : kDevices) {
+    args.warpgroups = device.limits.warpgroups;
+    EXPECT_EQ(kernels::delta::CanUseWgmma(args), device.name == "sm_90");
+  }
+  args.warpgroups = false;
   EXPECT_EQ(model.block(layer).mixer().WorkspaceBytes({rows, seq_len, true, {}}),
             static_cast<double>(kernels::cuda::DeltaRuleBackwardBytes(args)));
   const auto on = [&](bool is_gpu) {

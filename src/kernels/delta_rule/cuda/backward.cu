@@ -68,9 +68,15 @@ void LaunchGradients(const ChunkGradientsParams& params, void (*kernel)(ChunkGra
 
 // kPaddedKeys: K'.
 template <typename T, int kPaddedKeys>
+void LaunchAdjointScan(const AdjointScanParams& scan, cudaStream_t stream) {
+  if (CanScanAdjointByWgmma(scan.args, scan.dout)) return LaunchWarpgroupAdjointScan(scan, stream);
+  LaunchAdjointScanAs<AdjointScanConfig<T, kPaddedKeys>>(scan, stream);
+}
+
+template <typename T, int kPaddedKeys>
 void RunBackward(const AdjointScanParams& scan, const ChunkGradientsParams& gradients,
                  cudaStream_t stream) {
-  LaunchAdjointScanAs<AdjointScanConfig<T, kPaddedKeys>>(scan, stream);
+  LaunchAdjointScan<T, kPaddedKeys>(scan, stream);
   constexpr int kK = kPaddedKeys < 128 ? kPaddedKeys : 128;
   if (scan.args.decay == DeltaDecay::kPerTokenChannel) {
     using Config = GradientConfig<T, kK, /*kPerChannel=*/true>;
@@ -135,7 +141,7 @@ void LaunchAdjointSummary(const DeltaSegmentArgs& segment, const Workspace& work
   AdjointScanParams scan = MakeScanParams(args, segment.dout, workspace);
   scan.exit = static_cast<float*>(segment.adjoint);
   WithGradientInstance(args, [&](auto element, auto keys) {
-    LaunchAdjointScanAs<AdjointScanConfig<decltype(element), decltype(keys)::value>>(scan, stream);
+    LaunchAdjointScan<decltype(element), decltype(keys)::value>(scan, stream);
   });
 }
 

@@ -76,10 +76,9 @@ void LaunchPrepare(const DeltaRuleArgs& args, const Workspace& workspace, cudaSt
 
 void LaunchScan(const ScanParams& params, cudaStream_t stream) {
   const DeltaRuleArgs& args = params.args;
-  const int64_t parts = params.from_checkpoints
-                            ? NumDeltaCheckpoints(args.num_chunks, args.num_sequences)
-                            : args.num_sequences;
-  const int64_t blocks = parts * args.num_value_heads * (PaddedValues(params.values) / kValueSlice);
+  if (CanUseWgmma(args)) return LaunchWarpgroupScan(params, /*outputs=*/false, stream);
+  const int64_t blocks =
+      NumScanParts(params) * args.num_value_heads * (PaddedValues(params.values) / kValueSlice);
   if (blocks == 0) return;
   WithInstance(args.q.dtype, args.head_dim_k, [&](auto element, auto keys) {
     using Config = ScanConfig<decltype(element), decltype(keys)::value>;
@@ -128,6 +127,7 @@ void DeltaRuleForward(const DeltaRuleArgs& args, cudaStream_t stream) {
   scan.final_state = static_cast<float*>(args.final_state);
   scan.checkpoints = static_cast<float*>(args.checkpoints);
   delta::LaunchPrepare(args, scan.workspace, stream);
+  if (delta::CanUseWgmma(args)) return delta::LaunchWarpgroupScan(scan, /*outputs=*/true, stream);
   delta::LaunchScan(scan, stream);
   delta::LaunchOutput(args, scan.workspace, stream);
 }

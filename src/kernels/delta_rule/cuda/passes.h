@@ -31,6 +31,9 @@ void LaunchPrepare(const DeltaRuleArgs& args, const Workspace& workspace, cudaSt
 void LaunchRecomputeStates(const DeltaRuleArgs& args, const Workspace& workspace,
                            cudaStream_t stream);
 void LaunchScan(const ScanParams& params, cudaStream_t stream);
+// The same on sm_90a. `outputs`: also computes args.out, and then stores neither U nor states.
+// Requires CanUseWgmma.
+void LaunchWarpgroupScan(const ScanParams& params, bool outputs, cudaStream_t stream);
 // out, from the results of the other passes.
 void LaunchOutput(const DeltaRuleArgs& args, const Workspace& workspace, cudaStream_t stream);
 

@@ -12,9 +12,8 @@
 //   | 2 x (W 17 | k Q 17) | S 10 | U 5 |
 #pragma once
 
-#include "kernels/delta_rule/cuda/passes.h"
 #include "kernels/delta_rule/cuda/products.cuh"
-#include "kernels/delta_rule/delta_rule_partition.h"
+#include "kernels/delta_rule/cuda/scan_block.cuh"
 
 namespace halflife::kernels::delta {
 
@@ -52,52 +51,6 @@ struct ScanShared {
   }
 };
 
-// The part of the problem that a block owns.
-struct ScanBlock {
-  int sequence, head, column;  // the slice's first column
-  int begin, end;              // chunks
-  int first;                   // first chunk of the sequence
-};
-
-// The sequence that has a checkpoint slot, or the one before its next if the slot is unused.
-HL_DEVICE int SequenceOfSlot(const DeltaRuleArgs& args, int64_t slot) {
-  int low = 0, high = args.num_sequences;  // sequence `low` starts at or before the slot
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    const int first = args.sequence_begin[middle];
-    if (DeltaCheckpointSlot(middle, first, first) <= slot) {
-      low = middle;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
-}
-
-HL_DEVICE ScanBlock MakeScanBlock(const ScanParams& params) {
-  const DeltaRuleArgs& args = params.args;
-  const int slices = PaddedValues(params.values) / kValueSlice;
-  int64_t index = blockIdx.x;
-  ScanBlock block;
-  block.column = static_cast<int>(index % slices) * kValueSlice;
-  index /= slices;
-  block.head = static_cast<int>(index % args.num_value_heads);
-  index /= args.num_value_heads;
-  if (params.from_checkpoints) {
-    block.sequence = SequenceOfSlot(args, index);
-    block.first = args.sequence_begin[block.sequence];
-    const int64_t group = index - DeltaCheckpointSlot(block.sequence, block.first, block.first);
-    const int last = args.sequence_begin[block.sequence + 1];
-    block.begin = block.first + static_cast<int>(group) * kDeltaCheckpointEvery;
-    block.end = min(last, block.begin + kDeltaCheckpointEvery);
-  } else {
-    block.sequence = static_cast<int>(index);
-    block.begin = block.first = args.sequence_begin[block.sequence];
-    block.end = args.sequence_begin[block.sequence + 1];
-  }
-  return block;
-}
-
 // A warp's 16 rows of a slice, in accumulators.
 using StateRows = float[kValueSlice / 8][4];
 
@@ -115,15 +68,8 @@ HL_DEVICE void VisitState(StateRows& state, float* data, const ScanParams& param
   });
 }
 
-HL_DEVICE float* CheckpointAt(const ScanParams& params, const ScanBlock& block, int chunk) {
-  const int64_t slot = DeltaCheckpointSlot(block.sequence, block.first, chunk);
-  return params.checkpoints +
-         (slot * params.args.num_value_heads + block.head) * params.args.head_dim_k * params.values;
-}
-
 HL_DEVICE void LoadFirstState(StateRows& state, const ScanParams& params, const ScanBlock& block) {
   Clear(state);
-  const DeltaRuleArgs& args = params.args;
   const auto load = [](float& x, const float* at) { x = *at; };
   if (params.from_checkpoints) {
     VisitState(state, CheckpointAt(params, block, block.begin), params, block, load);
@@ -133,10 +79,8 @@ HL_DEVICE void LoadFirstState(StateRows& state, const ScanParams& params, const 
       y = r == c + 1 ? 1.0f : 0.0f;
     });
   } else if (params.initial_state != nullptr) {
-    const int64_t index = int64_t{1} * block.sequence * args.num_value_heads + block.head;
-    VisitState(state,
-               const_cast<float*>(params.initial_state) + index * args.head_dim_k * params.values,
-               params, block, load);
+    VisitState(state, const_cast<float*>(params.initial_state) + StateIndex(params, block), params,
+               block, load);
   }
 }
 
@@ -207,7 +151,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) ScanKernel(const ScanPara
   HL_DYNAMIC_SMEM(raw);
   const ScanShared<Config> smem(raw);
   const DeltaRuleArgs& args = params.args;
-  const ScanBlock block = MakeScanBlock(params);
+  const ScanBlock block = MakeScanBlock<kValueSlice>(params);
   if (params.from_checkpoints && block.begin >= block.end) return;
   const auto index_of = [&](int n) { return int64_t{1} * n * args.num_value_heads + block.head; };
   const auto load = [&](int n) {
@@ -246,8 +190,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) ScanKernel(const ScanPara
     }
   }
   if (params.final_state == nullptr) return;
-  const int64_t index = int64_t{1} * block.sequence * args.num_value_heads + block.head;
-  VisitState(state, params.final_state + index * args.head_dim_k * params.values, params, block,
+  VisitState(state, params.final_state + StateIndex(params, block), params, block,
              [](float& x, float* at) { *at = x; });
 }
 

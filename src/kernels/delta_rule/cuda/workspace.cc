@@ -37,7 +37,8 @@ Workspace Divide(const DeltaRuleArgs& args, Purpose purpose, Divider& divider) {
   workspace.q_entry = divider.Take(chunks * kChunk * keys * size);
   workspace.scores = divider.Take(chunks * kChunk * kChunk * size);
   if (purpose == Purpose::kAdjoint) return workspace;
-  workspace.states = divider.Take(chunks * keys * values * size);
+  if (purpose == Purpose::kBackward || !CanUseWgmma(args))
+    workspace.states = divider.Take(chunks * keys * values * size);
   if (purpose == Purpose::kBackward)
     workspace.inverse = static_cast<float*>(divider.Take(chunks * kChunk * kChunk * sizeof(float)));
   return workspace;
@@ -59,6 +60,15 @@ BackwardArrays TakeBackwardArrays(const DeltaRuleArgs& args, Divider& divider) {
 }
 
 }  // namespace
+
+bool CanUseWgmma(const DeltaRuleArgs& args) {
+  return args.warpgroups && args.q.dtype == DType::kBF16 && args.num_chunks > 0;
+}
+
+bool CanScanAdjointByWgmma(const DeltaRuleArgs& args, const TensorView& dout) {
+  return CanUseWgmma(args) && args.head_dim_v % 64 == 0 &&
+         IsMatrixOfRows(dout, args.batch, args.num_value_heads, args.head_dim_v);
+}
 
 size_t WorkspaceBytes(const DeltaRuleArgs& args, Purpose purpose) {
   Divider divider(nullptr);

@@ -18,6 +18,9 @@
 //   prepare   q, k, v, log_decay, beta -> inverse, w, u (U~), k_exit, through, q_entry, scores
 //   scan      w, u (U~), k_exit, through -> states, u (U), final state, checkpoints
 //   output    q_entry, scores, states, u -> out
+//
+// With Hopper's warpgroup instructions, one scan computes the states and the outputs
+// (warpgroup_scan.cuh).
 #pragma once
 
 #include <cstddef>
@@ -63,9 +66,13 @@ struct Workspace {
   void* states = nullptr;
 };
 
+// Whether the scans of a call use Hopper's warpgroup instructions: bf16 on a device that has them.
+// The tensor maps of these scans need at least one chunk.
+bool CanUseWgmma(const DeltaRuleArgs& args);
+
 // Which arrays a pass needs.
 enum class Purpose : uint8_t {
-  kForward,    // all but `inverse`
+  kForward,    // all but `inverse`, and `states` only without CanUseWgmma
   kBackward,   // all
   kSummarise,  // w, u, k_exit, through
   kAdjoint,    // w, k_exit, through, q_entry, scores

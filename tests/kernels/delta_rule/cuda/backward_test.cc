@@ -2,6 +2,8 @@
 // come from intermediates.h, so that a failure here is one of the backward.
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "kernels/delta_rule/cuda/backward.h"
 #include "kernels/delta_rule/cuda/intermediates.h"
 #include "kernels/delta_rule/cuda/run_cuda.h"
@@ -42,8 +44,11 @@ Result RunParts(const Problem& problem) {
 
 void ExpectOracle(const Case& config, uint64_t seed, double fp32 = kFp32) {
   const Problem problem = MakeProblem(config, seed);
-  ExpectClose(problem, RunParts(problem), WithoutForward(Oracle(problem)),
-              {.forward = config.bf16 ? kBf16 : fp32});
+  const Result want = WithoutForward(Oracle(problem));
+  ExpectClose(problem, RunParts(problem), want, {.forward = config.bf16 ? kBf16 : fp32});
+  if (!config.bf16) return;
+  const Problem by_warpgroups = ByWarpgroups(problem);
+  ExpectClose(by_warpgroups, RunParts(by_warpgroups), want, {.forward = kBf16});
 }
 
 TEST(DeltaRuleCudaBackward, EqualsTheOracle) {
@@ -77,7 +82,7 @@ TEST(DeltaRuleCudaBackward, WideHeadsEqualTheOracle) {
   uint64_t seed = 40;
   for (const DeltaDecay decay : kDecays)
     for (const int K : {256, 150})
-      ExpectOracle({.B = 1, .T = 70, .H = 1, .K = K, .V = 96, .decay = decay, .bf16 = true},
+      ExpectOracle({.B = 1, .T = 70, .H = 1, .K = K, .V = 128, .decay = decay, .bf16 = true},
                    ++seed);
 }
 
@@ -125,6 +130,73 @@ TEST(DeltaRuleCudaBackward, HardCasesEqualTheOracle) {
     expect("resets", [](Case& c) { c.gate = Gate::kResets; });
     expect("strong decays", [](Case& c) { c.gate = Gate::kStrong; });
   }
+}
+
+// ---- by warpgroups, which the adjoint scan is with V a multiple of 64 ----
+
+// Each stage of the ring is used many times. Documents start in chunks, and sequences end in them.
+TEST(DeltaRuleCudaBackward, WarpgroupsEqualTheOracle) {
+  for (const DeltaDecay decay : kDecays) {
+    const Case base = {
+        .B = 1, .T = 200, .H = 1, .per_head = 2, .K = 40, .V = 128, .decay = decay, .bf16 = true};
+    Case starts = base, sequences = base, wide = base, fixed = base, one = base;
+    starts.document_starts = {1, 64, 65, 100, 191};
+    sequences.cu_seqlens = {0, 0, 1, 3, 66, 130, 195, 195, 200};
+    wide.K = 128;
+    fixed.keys = Keys::kCorrelated;
+    fixed.beta_fixed = 1;
+    one.T = 1;
+    for (const Case& config : {starts, sequences, wide, fixed, one}) ExpectOracle(config, 67);
+    for (const double beta : {0.0, 2.0}) {
+      fixed.beta_fixed = beta;
+      fixed.keys = Keys::kRandom;
+      ExpectOracle(fixed, 68);
+    }
+  }
+  ExpectOracle({.B = 1, .T = 4160, .H = 1, .K = 128, .V = 64, .bf16 = true}, 69);
+}
+
+// TMA loads dout past the end of a short chunk, where another document starts.
+TEST(DeltaRuleCudaBackward, WarpgroupsKeepANanInItsDocument) {
+  constexpr int kT = 200, kStart = 100;
+  const Problem problem = MakeProblem({.B = 1,
+                                       .T = kT,
+                                       .H = 1,
+                                       .K = 64,
+                                       .V = 64,
+                                       .bf16 = true,
+                                       .warpgroups = true,
+                                       .document_starts = {kStart}},
+                                      73);
+  Problem other = problem;
+  for (int c = 0; c < 64; ++c) other.data.dout[kStart * 64 + c] = std::nan("");
+  const Result want = RunParts(problem), got = RunParts(other);
+  for (const char* name : {"dq", "dk", "dv", "dbeta", "dlog_decay"}) {
+    const size_t own = want.at(name).size() / kT * kStart;
+    for (size_t i = 0; i < own; ++i) ASSERT_EQ(got.at(name)[i], want.at(name)[i]) << name << i;
+  }
+  EXPECT_EQ(got.at("dinitial_state"), want.at("dinitial_state"));
+}
+
+TEST(DeltaRuleCudaBackward, WarpgroupsNeedRowsThatTmaReads) {
+  Call<Bf16> call(MakeProblem(
+      {.B = 2, .T = 70, .H = 2, .K = 64, .V = 64, .bf16 = true, .warpgroups = true}, 3));
+  const DeltaRuleArgs& args = call.grads.forward;
+  const auto scans = [&](auto change) {
+    DeltaRuleArgs changed = args;
+    TensorView dout = call.grads.dout;
+    change(changed, dout);
+    return delta::CanScanAdjointByWgmma(changed, dout);
+  };
+  EXPECT_TRUE(scans([](DeltaRuleArgs&, TensorView&) {}));
+  EXPECT_FALSE(scans([](DeltaRuleArgs& a, TensorView&) { a.warpgroups = false; }));
+  EXPECT_FALSE(scans([](DeltaRuleArgs& a, TensorView&) { a.head_dim_v = 32; }));
+  EXPECT_FALSE(scans([](DeltaRuleArgs& a, TensorView&) { a.q.dtype = DType::kF32; }));
+  EXPECT_FALSE(scans([](DeltaRuleArgs&, TensorView& x) { x.stride_t = 0; }));
+  EXPECT_FALSE(scans([](DeltaRuleArgs&, TensorView& x) { x.stride_t += 4; }));
+  EXPECT_FALSE(scans([](DeltaRuleArgs&, TensorView& x) { x.stride_b += 8; }));
+  EXPECT_FALSE(
+      scans([](DeltaRuleArgs&, TensorView& x) { x.data = static_cast<char*>(x.data) + 2; }));
 }
 
 TEST(DeltaRuleCudaBackward, ALongRowInBf16) {

@@ -23,7 +23,8 @@ Result ForwardPart(Result result) {
   return {{"out", result.at("out")}, {"final_state", result.at("final_state")}};
 }
 
-// Runs a case in both types. `bf16` is then set, so that both types read the same numbers.
+// Runs a case in both types, and in bf16 also by warpgroups. `bf16` is then set, so that both types
+// read the same numbers.
 void ExpectEqualsOracle(Case config, uint64_t seed, double fp32 = kFp32, double bf16 = kBf16) {
   config.bf16 = true;
   const Problem problem = MakeProblem(config, seed);
@@ -35,6 +36,8 @@ void ExpectEqualsOracle(Case config, uint64_t seed, double fp32 = kFp32, double 
   {
     SCOPED_TRACE("bf16");
     ExpectClose(problem, RunCudaForward<Bf16>(problem), want, {.forward = bf16});
+    const Problem by_warpgroups = ByWarpgroups(problem);
+    ExpectClose(by_warpgroups, RunCudaForward<Bf16>(by_warpgroups), want, {.forward = bf16});
   }
 }
 
@@ -77,7 +80,8 @@ TEST(DeltaRuleCuda, WideHeadsEqualTheOracle) {
     const Problem problem =
         MakeProblem({.B = 1, .T = 70, .H = 1, .K = 256, .V = 96, .decay = decay, .bf16 = true}, 5);
     const Result want = ForwardPart(Oracle(problem));
-    ExpectClose(problem, RunCudaForward<Bf16>(problem), want, {.forward = kBf16});
+    for (const Problem& one : {problem, ByWarpgroups(problem)})
+      ExpectClose(one, RunCudaForward<Bf16>(one), want, {.forward = kBf16});
     if (decay != DeltaDecay::kPerTokenChannel)
       ExpectClose(problem, RunCudaForward<float>(problem), want, {.forward = kFp32});
   }
@@ -193,8 +197,9 @@ TEST(DeltaRuleCuda, RunsWithoutStatesAndTokens) {
 TEST(DeltaRuleCuda, LaterTokensDoNotChangeEarlierOutputs) {
   for (const DeltaDecay decay : kDecays)
     for (const int changed : {1, 16, 40, 63, 64, 100}) {
-      const Problem problem =
-          MakeProblem({.B = 1, .T = 130, .H = 1, .decay = decay, .bf16 = true}, 47);
+      const Problem problem = MakeProblem(
+          {.B = 1, .T = 130, .H = 1, .decay = decay, .bf16 = true, .warpgroups = changed % 16 != 0},
+          47);
       Problem other = problem;
       for (Values* x :
            {&other.data.q, &other.data.k, &other.data.v, &other.data.beta, &other.data.log_decay})
@@ -212,25 +217,33 @@ TEST(DeltaRuleCuda, RepeatsItsBits) {
   for (const DeltaDecay decay : kDecays) {
     const Problem problem =
         MakeProblem({.T = 150, .H = 2, .per_head = 2, .decay = decay, .bf16 = true}, 53);
-    ExpectSameBits(problem, RunCudaForward<Bf16>(problem), RunCudaForward<Bf16>(problem));
+    for (const Problem& one : {problem, ByWarpgroups(problem)})
+      ExpectSameBits(one, RunCudaForward<Bf16>(one), RunCudaForward<Bf16>(one));
   }
 }
 
-// Compares what a NaN must not reach: other documents and heads, tokens before its tile of 16 and,
-// for a NaN in q, all other tokens.
-TEST(DeltaRuleCuda, ANanStaysInItsDocumentAndHead) {
-  constexpr int kT = 200, kBegin = 30, kEnd = 150, kNan = 70, kTileBegin = 62;
+// Compares what a NaN must not reach: other documents and heads, tokens before its tile of 16 (by
+// warpgroups: before its chunk) and, for a NaN in q, all other tokens.
+template <typename S>
+void ExpectNanIsolation(bool warpgroups) {
+  constexpr int kT = 200, kBegin = 30, kEnd = 150, kNan = 70;
+  const int first_reached = warpgroups ? kBegin : 62;
   for (const DeltaDecay decay : kDecays)
     for (Values DeltaReferenceProblem::*operand :
          {&DeltaReferenceProblem::q, &DeltaReferenceProblem::k, &DeltaReferenceProblem::v,
           &DeltaReferenceProblem::beta, &DeltaReferenceProblem::log_decay}) {
-      Problem problem = MakeProblem(
-          {.B = 1, .T = kT, .H = 2, .decay = decay, .document_starts = {kBegin, kEnd}}, 71);
+      Problem problem = MakeProblem({.B = 1,
+                                     .T = kT,
+                                     .H = 2,
+                                     .decay = decay,
+                                     .warpgroups = warpgroups,
+                                     .document_starts = {kBegin, kEnd}},
+                                    71);
       Values& values = problem.data.*operand;
       if (values.empty()) continue;
-      const Result clean = RunCudaForward<float>(problem);
+      const Result clean = RunCudaForward<S>(problem);
       values[kNan * values.size() / kT] = std::nan("");
-      const Result got = RunCudaForward<float>(problem);
+      const Result got = RunCudaForward<S>(problem);
       EXPECT_EQ(got.at("final_state"), clean.at("final_state"));
       const bool query = operand == &DeltaReferenceProblem::q;
       const Values& out = got.at("out");
@@ -238,7 +251,7 @@ TEST(DeltaRuleCuda, ANanStaysInItsDocumentAndHead) {
         const size_t row = i / problem.config.V;
         const int token = static_cast<int>(row / 2);
         const bool reached =
-            row % 2 == 0 && (query ? token == kNan : token >= kTileBegin && token < kEnd);
+            row % 2 == 0 && (query ? token == kNan : token >= first_reached && token < kEnd);
         if (!reached) {
           ASSERT_EQ(out[i], clean.at("out")[i]) << "token " << token << ", " << Describe(problem);
         }
@@ -248,12 +261,17 @@ TEST(DeltaRuleCuda, ANanStaysInItsDocumentAndHead) {
       }
     }
 }
+TEST(DeltaRuleCuda, ANanStaysInItsDocumentAndHead) {
+  ExpectNanIsolation<float>(/*warpgroups=*/false);
+  ExpectNanIsolation<Bf16>(/*warpgroups=*/true);
+}
 
 // ---- the parts of a backward ----
 
 // The states and U that are recomputed from the checkpoints have the bits of the forward, and X is
 // the inverse of I + L.
-TEST(DeltaRuleCuda, RecomputesStatesFromCheckpoints) {
+template <typename S>
+void ExpectRecomputedBits(bool warpgroups) {
   for (const DeltaDecay decay : kDecays) {
     const Problem problem = MakeProblem({.B = 1,
                                          .T = 700,
@@ -262,10 +280,12 @@ TEST(DeltaRuleCuda, RecomputesStatesFromCheckpoints) {
                                          .K = 16,
                                          .V = 40,
                                          .decay = decay,
+                                         .bf16 = warpgroups,
+                                         .warpgroups = warpgroups,
                                          .document_starts = {100, 333},
                                          .cu_seqlens = {0, 20, 20, 400, 700}},
                                         17);
-    Call<float> call(problem);
+    Call<S> call(problem);
     RunForward(call);
     const DeltaRuleArgs& args = call.grads.forward;
     using delta::Purpose;
@@ -289,9 +309,13 @@ TEST(DeltaRuleCuda, RecomputesStatesFromCheckpoints) {
     AlignedBytes one(num_bytes), other(num_bytes);
     const delta::Workspace whole = scanned(false, one), groups = scanned(true, other);
     const size_t chunks = static_cast<size_t>(args.num_chunks) * args.num_value_heads;
-    EXPECT_EQ(std::memcmp(whole.states, groups.states, chunks * 64 * 64 * sizeof(float)), 0);
-    EXPECT_EQ(std::memcmp(whole.u, groups.u, chunks * 64 * 64 * sizeof(float)), 0);
+    EXPECT_EQ(std::memcmp(whole.states, groups.states, chunks * 64 * 64 * sizeof(S)), 0);
+    EXPECT_EQ(std::memcmp(whole.u, groups.u, chunks * 64 * 64 * sizeof(S)), 0);
   }
+}
+TEST(DeltaRuleCuda, RecomputesStatesFromCheckpoints) {
+  ExpectRecomputedBits<float>(/*warpgroups=*/false);
+  ExpectRecomputedBits<Bf16>(/*warpgroups=*/true);
 }
 
 // ---- summaries ----
@@ -324,12 +348,14 @@ TEST(DeltaRuleCuda, SummariesEqualTheCpu) {
       const Summary fp32 = SummariseOnCuda<float>(problem);
       EXPECT_LE(Compare(fp32.transition, want.transition).relative, 5e-6) << Describe(problem);
       EXPECT_LE(Compare(fp32.state, want.state).relative, kFp32) << Describe(problem);
-      const Summary bf16 = SummariseOnCuda<Bf16>(problem);
-      EXPECT_LE(Compare(bf16.transition, want.transition).relative, 2e-2) << Describe(problem);
       const Values state = Oracle(problem).at("final_state");
       EXPECT_LE(Compare(Applied(fp32, problem), state).relative, kFp32) << Describe(problem);
-      EXPECT_LE(Compare(Applied(bf16, problem), state).relative, kBf16) << Describe(problem);
-      EXPECT_LE(Compare(bf16.state, want.state).relative, kBf16) << Describe(problem);
+      for (const Problem& one : {problem, ByWarpgroups(problem)}) {
+        const Summary bf16 = SummariseOnCuda<Bf16>(one);
+        EXPECT_LE(Compare(bf16.transition, want.transition).relative, 2e-2) << Describe(one);
+        EXPECT_LE(Compare(Applied(bf16, one), state).relative, kBf16) << Describe(one);
+        EXPECT_LE(Compare(bf16.state, want.state).relative, kBf16) << Describe(one);
+      }
       // The second row has a document start.
       const auto second =
           fp32.transition.begin() + static_cast<int64_t>(fp32.transition.size() / 2);
@@ -400,7 +426,56 @@ TEST(DeltaRuleCuda, MatrixInstructionsAndCopiesOfAChunk) {
   EXPECT_EQ(after.copied_bytes - before.copied_bytes, (48 + 128 + 96) * 1024);
 }
 
+TEST(DeltaRuleCuda, WarpgroupInstructionsAndCopiesOfAChunk) {
+  const Problem problem = MakeProblem(
+      {.B = 1, .T = 64, .H = 1, .K = 128, .V = 128, .bf16 = true, .warpgroups = true}, 23);
+  const emu::Counts before = emu::CountsSoFar();
+  RunCudaForward<Bf16>(problem);
+  const emu::Counts after = emu::CountsSoFar();
+  EXPECT_EQ(after.mma - before.mma, 640);                          // prepare
+  EXPECT_EQ(after.wgmma - before.wgmma, 2 * (8 + 8 + 4 + 2 * 4));  // two blocks of 64 columns
+}
+
 // ---- routes ----
+
+// The outputs and states of both routes differ by the order of sums, which a rounding to bf16 can
+// enlarge to one unit.
+TEST(DeltaRuleCuda, WarpgroupsEqualWarps) {
+  for (const DeltaDecay decay : kDecays)
+    for (const int K : {64, 128, 256}) {
+      const Problem problem = MakeProblem({.B = 1,
+                                           .T = 300,
+                                           .H = 1,
+                                           .per_head = 2,
+                                           .K = K,
+                                           .V = 128,
+                                           .decay = decay,
+                                           .bf16 = true,
+                                           .document_starts = {70}},
+                                          29);
+      ExpectClose(problem, RunCudaForward<Bf16>(ByWarpgroups(problem)),
+                  RunCudaForward<Bf16>(problem), {.forward = 2e-3});
+    }
+}
+
+// Each stage of the ring is used many times, with and without a short last chunk.
+TEST(DeltaRuleCuda, LongRowsByWarpgroupsEqualTheOracle) {
+  for (const auto& [decay, T] : {std::pair(DeltaDecay::kNone, kLongRow),
+                                 {DeltaDecay::kPerToken, kLongRow + 64},
+                                 {DeltaDecay::kPerTokenChannel, kLongRow + 37}}) {
+    const Problem problem = MakeProblem({.B = 1,
+                                         .T = T,
+                                         .H = 1,
+                                         .K = decay == DeltaDecay::kPerToken ? 256 : 128,
+                                         .V = 64,
+                                         .decay = decay,
+                                         .bf16 = true,
+                                         .warpgroups = true},
+                                        31);
+    ExpectClose(problem, RunCudaForward<Bf16>(problem), ForwardPart(Oracle(problem)),
+                {.forward = kBf16});
+  }
+}
 
 DeltaRuleArgs Heads(DType dtype, int K, int V, DeltaDecay decay) {
   DeltaRuleArgs args;
