@@ -13,6 +13,7 @@
 #include "kernels/decay_attention/cuda/route.h"
 #include "kernels/decay_attention/decay_attention_args.h"
 #include "ops/decay_attention/decay_attention_internal.h"
+#include "ops/decay_attention/plan_cache.h"
 #include "ops/torch/autograd.h"
 #include "ops/torch/gpu_route.h"
 #include "ops/torch/tensor_views.h"
@@ -156,13 +157,18 @@ DecayCall MakeCall(const DecayAttentionInputs& given, const DecayAttentionConfig
   in.initial_state = StateRows(call, "initial_state", in.initial_state, config);
   args.initial_state = DataOrNull(in.initial_state.kv);
   args.initial_norm = DataOrNull(in.initial_state.norm);
-  call.plan = kernels::MakePlan(args, LimitsOf(in.q),
-                                {.chunk_size = static_cast<int>(in.chunks->chunk_size),
-                                 .num_segments = config.num_segments,
-                                 .batch_tiles = config.batch_tiles,
-                                 .warpgroups = config.warpgroups});
-  if (call.plan.is_cuda)
-    LogRoute("decay attention", kernels::cuda::DescribeRoute(call.args, call.plan));
+  // One for each thread, because forward and backward run in different threads.
+  static thread_local DecayPlanCache plans;
+  call.plan = plans.Find({.args = args,
+                          .limits = LimitsOf(in.q),
+                          .request = {.chunk_size = static_cast<int>(in.chunks->chunk_size),
+                                      .num_segments = config.num_segments,
+                                      .batch_tiles = config.batch_tiles,
+                                      .warpgroups = config.warpgroups}},
+                         [&](const kernels::DecayAttentionPlan& plan) {
+                           if (!plan.is_cuda) return;
+                           LogRoute("decay attention", kernels::cuda::DescribeRoute(args, plan));
+                         });
   return call;
 }
 

@@ -20,6 +20,7 @@
 #pragma once
 
 #include "kernels/common/cuda/device.h"
+#include "kernels/common/cuda/tensor_map_cache.h"
 
 #if !HL_EMULATE
 #include <cuda.h>
@@ -43,34 +44,8 @@ using TensorMap = emu::TensorMap;
 using TensorMap = CUtensorMap;
 #endif
 
-// A row-major matrix in global memory, and the box of it that one TMA load copies. A row of the box
-// has 128 bytes, as the swizzle requires.
-struct TileSource {
-  const void* data;        // aligned to 16 bytes
-  int64_t num_rows;        // rows and columns outside the matrix read as zero
-  int64_t num_cols;        // elements
-  int64_t row_bytes;       // distance between rows, a multiple of 16
-  int element_bytes;       // 2: bf16, 4: fp32
-  int box_rows;            // at most 256
-  const char* name = "a";  // name in error messages
-};
-
-inline TensorMap MakeTensorMap(const TileSource& source) {
-  HL_CHECK(source.element_bytes == 2 || source.element_bytes == 4, "tensor map ", source.name,
-           ": elements of ", source.element_bytes, " bytes. Use 2 (bf16) or 4 (fp32).");
-  HL_CHECK(source.data != nullptr && reinterpret_cast<uintptr_t>(source.data) % 16 == 0,
-           "tensor map ", source.name, ": data at ", source.data,
-           ". Use a non-null address that is a multiple of 16.");
-  HL_CHECK(source.num_rows >= 1 && source.num_cols >= 1 && source.num_rows < (int64_t{1} << 32) &&
-               source.num_cols < (int64_t{1} << 32),
-           "tensor map ", source.name, ": ", source.num_rows, " x ", source.num_cols,
-           " elements. Use 1 to 2^32 - 1 of each.");
-  HL_CHECK(source.row_bytes % 16 == 0 && source.row_bytes < (int64_t{1} << 40) &&
-               source.row_bytes >= source.num_cols * source.element_bytes,
-           "tensor map ", source.name, ": rows of ", source.num_cols, " elements ",
-           source.row_bytes, " bytes apart. Use a multiple of 16 that holds a row.");
-  HL_CHECK(source.box_rows >= 1 && source.box_rows <= 256, "tensor map ", source.name,
-           ": a box of ", source.box_rows, " rows. Use 1 to 256.");
+// The map of a matrix that was checked.
+inline TensorMap EncodeTensorMap(const TileSource& source) {
 #if HL_EMULATE
   return {static_cast<const unsigned char*>(source.data),
           source.num_rows,
@@ -106,6 +81,27 @@ inline TensorMap MakeTensorMap(const TileSource& source) {
            static_cast<int>(result));
   return map;
 #endif
+}
+
+inline TensorMap MakeTensorMap(const TileSource& source) {
+  HL_CHECK(source.element_bytes == 2 || source.element_bytes == 4, "tensor map ", source.name,
+           ": elements of ", source.element_bytes, " bytes. Use 2 (bf16) or 4 (fp32).");
+  HL_CHECK(source.data != nullptr && reinterpret_cast<uintptr_t>(source.data) % 16 == 0,
+           "tensor map ", source.name, ": data at ", source.data,
+           ". Use a non-null address that is a multiple of 16.");
+  HL_CHECK(source.num_rows >= 1 && source.num_cols >= 1 && source.num_rows < (int64_t{1} << 32) &&
+               source.num_cols < (int64_t{1} << 32),
+           "tensor map ", source.name, ": ", source.num_rows, " x ", source.num_cols,
+           " elements. Use 1 to 2^32 - 1 of each.");
+  HL_CHECK(source.row_bytes % 16 == 0 && source.row_bytes < (int64_t{1} << 40) &&
+               source.row_bytes >= source.num_cols * source.element_bytes,
+           "tensor map ", source.name, ": rows of ", source.num_cols, " elements ",
+           source.row_bytes, " bytes apart. Use a multiple of 16 that holds a row.");
+  HL_CHECK(source.box_rows >= 1 && source.box_rows <= 256, "tensor map ", source.name,
+           ": a box of ", source.box_rows, " rows. Use 1 to 256.");
+  // One for each thread, because forward and backward launch from different threads.
+  static thread_local TensorMapCache<TensorMap> cache;
+  return cache.Find(source, [&] { return EncodeTensorMap(source); });
 }
 
 // ---- mbarriers: 8 bytes of shared memory. A phase ends when `count` threads have arrived and all
