@@ -125,6 +125,13 @@ std::string PlanSummary(const RunConfig& config, const model::LanguageModel& mod
                                   : Counted(config.train.steps, "step"));
 }
 
+std::string PrecisionWarning(const RunConfig& config, bool on_gpu) {
+  if (!on_gpu || config.train.precision != "fp32") return "";
+  return "precision: in fp32 on a GPU, decay attention and polynomial attention use the recurrent "
+         "(per-token) kernel, softmax attention uses LibTorch, and matrix products are slower. Use "
+         "train.precision=bf16, unless the run must be in fp32.";
+}
+
 void RequireRows(const RunConfig& config, const model::LanguageModel& model,
                  const data::DatasetInfo* dataset) {
   const int64_t most = model.max_positions();

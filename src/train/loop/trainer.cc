@@ -401,6 +401,8 @@ void Trainer::WriteRunFiles() {
     samples_ = std::make_unique<RunLines>(folder_.path() / "samples.jsonl");
   }
   HL_INFO("train", PlanSummary(config_, model_, context_.world_size()));
+  const std::string warning = PrecisionWarning(config_, device_.is_cuda());
+  if (!warning.empty() && context_.rank() == 0) HL_WARN("train", warning);
   if (config_.train.precision == "fp8")
     HL_INFO("train",
             "multiplied in FP8: ", DescribeFloat8(config_.train, model_.parameters().specs()));

@@ -222,7 +222,7 @@ void AddSave(const RunConfig& config, const StepOperations& step, ClusterPlan& p
   plan.save_blocked_s = std::max(0.0, copy_s - until_update);
 }
 
-void AddWarnings(ClusterPlan& plan) {
+void AddWarnings(const RunConfig& config, ClusterPlan& plan) {
   const double total = plan.memory.total(), room = plan.cluster.memory_bytes;
   const auto percent = [](double x) { return Concat(Fixed(100 * x, 0), " %"); };
   if (room > 0 && total > kPlannedMemory * room)
@@ -234,6 +234,8 @@ void AddWarnings(ClusterPlan& plan) {
   if (plan.exposed_s() > 0.1 * plan.step_s)
     plan.warnings.push_back(Concat("communication: compute waits for it in ",
                                    percent(plan.exposed_s() / plan.step_s), " of a step"));
+  const std::string precision = PrecisionWarning(config, config.train.device == "cuda");
+  if (!precision.empty()) plan.warnings.push_back(precision);
 }
 
 }  // namespace
@@ -294,7 +296,7 @@ ClusterPlan PlanCluster(const RunConfig& config, const Cluster& machines,
   plan.mfu_6p = 6 * static_cast<double>(plan.parameters) * plan.tokens_per_s / peak;
   plan.mfu_full = full / plan.step_s / peak;
   AddLosses(step, full / world_size, plan);
-  AddWarnings(plan);
+  AddWarnings(config, plan);
   return plan;
 }
 

@@ -46,6 +46,15 @@ TEST(Plan, RefusesRowsThatTheModelDoesNotTake) {
                   "text has no test split", "Use eval.split 'validation'.");
 }
 
+TEST(Plan, WarnsOfFp32OnAGpu) {
+  const auto warning = [](const std::string& precision, bool on_gpu) {
+    return PrecisionWarning(SmallRecipe({"train.precision=" + precision}), on_gpu);
+  };
+  EXPECT_THAT(warning("fp32", true), testing::HasSubstr("Use train.precision=bf16"));
+  for (const char* precision : {"bf16", "fp8"}) EXPECT_EQ(warning(precision, true), "");
+  EXPECT_EQ(warning("fp32", false), "");
+}
+
 TEST(Plan, ShardGroupsOfNodes) {
   const auto resolved = [](const std::string& shard, int world, int of_node, bool gpu, int sp = 1) {
     RunConfig config = SmallRecipe(

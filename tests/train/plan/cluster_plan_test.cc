@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "dist/parameter_layout.h"
@@ -296,6 +297,19 @@ TEST(PlanSearch, FindsTheFastestThatFits) {
   EXPECT_EQ(one.plan.sp, 4);
   EXPECT_EQ(one.plan.zero_stage, 2);
   EXPECT_EQ(one.plan.micro_batch, 8);
+}
+
+TEST(ClusterPlan, WarnsOfFp32OnAGpu) {
+  const auto warns = [](const std::string& precision, const std::string& machines) {
+    const auto warnings =
+        SearchPlan(Recipe({"train.precision=" + precision}), ParsePlan(machines)).plan.warnings;
+    return std::ranges::any_of(warnings, [](const std::string& warning) {
+      return warning.find("Use train.precision=bf16") != std::string::npos;
+    });
+  };
+  EXPECT_TRUE(warns("fp32", "auto,gpus=2"));
+  EXPECT_FALSE(warns("bf16", "auto,gpus=2"));
+  EXPECT_FALSE(warns("fp32", "auto,gpus=2,device=cpu,peak_tflops=1"));
 }
 
 TEST(PlanSearch, NeedsNoDataset) {

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "core/files.h"
 #include "kernels/decay_attention/cuda/route.h"
 #include "kernels/decay_attention/cuda/workspace.h"
 #include "kernels/delta_rule/cuda/workspace.h"
@@ -253,6 +254,18 @@ TEST(KernelRoutes, EveryRecipeTrainsOnTensorCores) {
   ExpectAttentionKernels(128, 1536, /*drops=*/true);  // gau_alpha
   ExpectAttentionKernels(64, 384);                    // gau_bytes, in bf16
   ExpectAttentionKernels(64, 64);                     // dna_alibi, in bf16
+}
+
+// On a GPU, each recipe in fp32 says how to use the tensor cores, and all others do.
+TEST(KernelRoutes, RecipesInFp32NameThePrecisionForAGpu) {
+  const std::filesystem::path folder = std::filesystem::path(test::kSourceDir) / "launch/recipes";
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().extension() != ".textproto") continue;
+    SCOPED_TRACE(entry.path().filename().string());
+    const bool in_fp32 = LoadRunConfig(entry.path(), {}).train.precision == "fp32";
+    const std::string text = ReadFile(entry.path(), ExitCode::kInternal);
+    EXPECT_EQ(text.find("train.precision=bf16") != std::string::npos, in_fp32);
+  }
 }
 
 // fp32 keys of 256 channels have no gradient kernel. The plan then counts the LibTorch form, which
