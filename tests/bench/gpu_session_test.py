@@ -149,7 +149,8 @@ class ItemsTest(unittest.TestCase):
     def test_the_scans_of_every_gpu_are_timed_beside_those_of_hopper(self):
         asked = {item.name: item for item in items.ITEMS if items.NO_HOPPER[1] in item.before}
         self.assertEqual({name.partition(" ")[0] for name in asked},
-                         {"tests/decay_binding_gpu_test,", *(f"decay_attention/{kind}" for kind in items.DECAY_KINDS)})  # fmt: skip
+                         {"tests/decay_binding_gpu_test,", "tests/delta_rule_gpu_test,", *(f"decay_attention/{kind}" for kind in items.DECAY_KINDS),
+                          *(f"delta_rule/{kind}" for kind in items.DELTA)})  # fmt: skip
         for name, item in asked.items():
             usual = next(one for one in items.ITEMS if one.name == name.removesuffix(", by warps"))
             self.assertEqual((item.program, item.words), (usual.program, usual.words))

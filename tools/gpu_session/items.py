@@ -203,6 +203,9 @@ DECAY_TESTS = ":".join(f"*.EqualsTheCpu/{number}" for number in (3, 7, 11))
 WRAPPERS, OPS = "tests/tools/cuda_emulator/device", "tests/ops"
 
 BINDING = _test("decay_binding_gpu_test", OPS, 1)
+DELTA_TEST = _test("delta_rule_gpu_test", OPS, 1)
+# Each kind of decay in bf16: tests/ops/delta_rule/delta_rule_gpu_test.cc.
+DELTA_TESTS = ":".join(f"*.GradientsEqualTheCpu/{number}" for number in (1, 3, 5))
 FIRST_SHAPES = {kind: _decay(kind, shapes[0]) for kind, shapes in DECAY_SHAPES.items()}
 SHAPES_A_AND_B = ("B2 T16384", "V256")  # parts of their names
 DELTA = {kind: _delta(kind) for kind in compare_fla.DELTA_KINDS}
@@ -215,7 +218,7 @@ ITEMS = (
     _test("step_kernels_gpu_test", OPS, 1),
     BINDING,
     _test("decay_routes_gpu_test", OPS, 1),
-    _test("delta_rule_gpu_test", OPS, 1),
+    DELTA_TEST,
     _test("float8_linear_gpu_test", OPS, 1),
     _test("softmax_attention_gpu_test", OPS, 1),
     _test("polynomial_attention_gpu_test", OPS, 1),
@@ -233,6 +236,7 @@ ITEMS = (
     *(_decay(kind, shape) for kind, shapes in DECAY_SHAPES.items() for shape in shapes[1:3]),
     *DELTA.values(),
     *SCANS.values(),
+    *(_by_warps(item) for item in (*FIRST_SHAPES.values(), *DELTA.values())),
     *(_ncu_round(item) for item in FIRST_SHAPES.values()),
     # Steps of the recipes' models.
     _step("retention 340m", "retention", 1024, 8, mlp_dim=1536),
@@ -263,7 +267,7 @@ ITEMS = (
     _decode("gla 340m, one graph a token, fp32", "--precision", "fp32"),
     _decode("gla 340m, kernel by kernel", "--no-cuda-graph"),
     _by_warps(BINDING),
-    *(_by_warps(FIRST_SHAPES[kind]) for kind in DECAY_KINDS),
+    _by_warps(DELTA_TEST),
     _test("nccl_gpu_test", "tests/dist", 1),
     *(_decay(kind, shape) for kind, shapes in DECAY_SHAPES.items() for shape in shapes[3:]),
     _softmax(1, 64),
@@ -279,6 +283,8 @@ ITEMS = (
     _peer("helion", "per_token", SHAPES_A_AND_B),
     _sanitized("memcheck", "decay_binding_gpu_test", OPS, DECAY_TESTS, 1.5),
     _sanitized("racecheck", "decay_binding_gpu_test", OPS, DECAY_TESTS, 6),
+    _sanitized("memcheck", "delta_rule_gpu_test", OPS, DELTA_TESTS, 1.5),
+    _sanitized("racecheck", "delta_rule_gpu_test", OPS, DELTA_TESTS, 6),
     _sanitized("memcheck", "step_kernels_gpu_test", OPS, "*", 3),
     _sanitized("memcheck", "softmax_attention_gpu_test", OPS, "*EqualsTheCpu*", 1.5),
     _sanitized("racecheck", "softmax_attention_gpu_test", OPS, "*EqualsTheCpu/*ias*", 4),
