@@ -28,7 +28,8 @@ model::Recompute RecomputeOf(const RunConfig& config);  // `config` has passed V
 // number of steps depends on the dataset.
 std::string PlanSummary(const RunConfig& config, const model::LanguageModel& model, int world_size);
 
-// Returns a warning for a run in fp32 on a GPU, which has its fastest kernels for bf16. Empty: none.
+// Returns a warning for a run in fp32 on a GPU, which has its fastest kernels for bf16. Empty:
+// none.
 std::string PrecisionWarning(const RunConfig& config, bool on_gpu);
 
 // Returns whether the dataset has text or rows in the split that eval.split names. Without them, a

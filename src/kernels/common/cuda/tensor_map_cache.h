@@ -29,8 +29,8 @@ struct TileSource {
   }
 };
 
-// Used by one thread. Holds 512 maps, which is enough for the operands of 24 layers. A source has four
-// possible places, and replaces the oldest map there.
+// Used by one thread. Holds 512 maps, which is enough for the operands of 24 layers. A source has
+// four possible places, and replaces the oldest map there.
 template <typename Map>
 class TensorMapCache {
  public:
