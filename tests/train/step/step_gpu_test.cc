@@ -118,8 +118,8 @@ TEST_P(StepGpu, Fp32AgreesWithTheCpu) { Compare(at::kFloat, 1e-5, 1e-4); }
 TEST_P(StepGpu, Bf16StaysNearTheCpu) { Compare(at::kBFloat16, 1e-2, 5e-2); }
 
 // Accumulates three micro-batches, two of which are replayed. The same kernels on the same numbers
-// give the same bits. A step without graphs writes the gradients of its first micro-batch, where one
-// with graphs adds them to zeros.
+// give the same bits. A step without graphs writes the gradients of its first micro-batch, where
+// one with graphs adds them to zeros.
 TEST_P(StepGpu, ReplaysEqualLaunches) {
   if (!ops::DeviceGraph::IsOn(ToTorch(device_))) GTEST_SKIP() << "each launch is checked";
   enum class Way : uint8_t { kDefault, kLaunched, kReplayed };
