@@ -159,11 +159,11 @@ class Communicator {
   // synchronised. CUDA groups only: on the CPU, the time of a wait is the time that its caller
   // spends in it.
   virtual std::map<std::string, double> TakeStreamWaits() { return {}; }
-  // From now on, sums of fp32 of this group and of all other groups of its device are added by `sum`
-  // in the order of ranks, so their bits do not depend on the library's choices or on the sizes of
-  // messages. Every rank sends each other rank its share of that rank's part: the bytes are those
-  // of a ring. The group holds memory for the shares of its largest part. Call it before the first
-  // operation, on all ranks. On the CPU all sums are in this order, and it does nothing.
+  // From now on, sums of fp32 of this group and of all other groups of its device are added by the
+  // argument in the order of ranks, so their bits do not depend on the library's choices or on the
+  // sizes of messages. Every rank sends each other rank its share of that rank's part: the bytes
+  // are those of a ring. The group holds memory for the shares of its largest part. Call it before
+  // the first operation, on all ranks. On the CPU all sums are in this order, and it does nothing.
   virtual void SumInOrder(OrderedSum) {}
   // Whether the waits that are issued from now on are part of TakeStreamWaits. They are by default.
   virtual void CountStreamWaits(bool) {}

@@ -22,11 +22,11 @@ class UnitSchedule {
     bool operator==(const Gather&) const = default;
   };
   // Returns the gathers to issue before a unit is read, in order: those of the unit itself and of
-  // the `prefetch` units that are read after it, unless they are in their slots. An edge is gathered
-  // one unit earlier than a block, because it is often larger, and no block uses its slot. Forward
-  // reads the units in ascending order. Backward reads them in descending order, without unit 0: the
-  // backward of an embedding reads no weights. If another forward with the same weights follows,
-  // backward gathers unit 0 for it.
+  // the `prefetch` units that are read after it, unless they are in their slots. An edge is
+  // gathered one unit earlier than a block, because it is often larger, and no block uses its slot.
+  // Forward reads the units in ascending order. Backward reads them in descending order, without
+  // unit 0: the backward of an embedding reads no weights. If another forward with the same weights
+  // follows, backward gathers unit 0 for it.
   std::vector<Gather> Forward(int unit) { return Plan(unit, 1, num_units_ - 1); }
   std::vector<Gather> Backward(int unit, bool forward_follows = false) {
     return Plan(unit, -1, forward_follows ? 0 : 1);
