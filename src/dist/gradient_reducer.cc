@@ -11,9 +11,9 @@ constexpr size_t kShardSumsAhead = 3;
 GradientReducer::GradientReducer(const ParameterLayout& layout, ShardGroups groups, TensorRef grads,
                                  ReducedTo to, GradientWire* wire)
     : layout_(layout), groups_(groups), grads_(grads), to_(to), wire_(wire), progress_(layout) {
-  HL_CHECK(grads.dtype == DType::kF32 && grads.count == layout.num_elements(),
+  HL_CHECK(grads.dtype == DType::kF32 && grads.count == layout.num_trained_elements(),
            "the gradient arena has ", grads.count, " elements of ", Name(grads.dtype),
-           "; the layout wants ", layout.num_elements(), " of fp32");
+           "; the layout wants ", layout.num_trained_elements(), " of fp32");
   HL_CHECK(groups.replica == nullptr || to == ReducedTo::kSlices,
            "replica groups sum only slices of gradients");
 }
@@ -35,7 +35,8 @@ void GradientReducer::MarkReady(int param) {
 }
 
 void GradientReducer::MarkAllReady() {
-  for (int param = 0; param < static_cast<int>(layout_.specs().size()); ++param) MarkReady(param);
+  for (int param = 0; param < static_cast<int>(layout_.specs().size()); ++param)
+    if (!layout_.frozen(param)) MarkReady(param);
 }
 
 void GradientReducer::LaunchReady() {
@@ -58,9 +59,14 @@ void GradientReducer::LaunchReady() {
 
 void GradientReducer::Launch(int index) {
   const Bucket& bucket = layout_.buckets()[index];
+  if (bucket.frozen) {
+    works_.emplace_back();
+    sent_.emplace_back();
+    return;
+  }
   const int64_t count = bucket.end - bucket.begin;
-  const TensorRef all =
-      wire_ != nullptr ? wire_->Load(bucket.begin, count) : grads_.Slice(bucket.begin, count);
+  const TensorRef all = wire_ != nullptr ? wire_->Load(bucket.trained_begin, count)
+                                         : grads_.Slice(bucket.trained_begin, count);
   sent_.push_back(all);
   const OpTag tag = {kGradientBucket, index};
   if (to_ == ReducedTo::kAllRanks) {
@@ -75,6 +81,10 @@ void GradientReducer::Launch(int index) {
 void GradientReducer::LaunchInReplicas() {
   const size_t index = replica_works_.size();
   const Bucket& bucket = layout_.buckets()[index];
+  if (bucket.frozen) {
+    replica_works_.emplace_back();
+    return;
+  }
   const auto held = groups_.HeldOf(layout_, bucket), own = groups_.UpdatedOf(layout_, bucket);
   const TensorRef all = sent_[index];
   replica_works_.push_back(groups_.replica->ReduceScatter(
@@ -85,8 +95,10 @@ void GradientReducer::LaunchInReplicas() {
 
 ParameterLayout::SliceRange GradientReducer::ReceivedOf(const Bucket& bucket) const {
   if (to_ == ReducedTo::kAllRanks)
-    return {.arena_begin = bucket.begin, .count = bucket.end - bucket.begin};
-  return groups_.UpdatedOf(layout_, bucket);
+    return {.arena_begin = bucket.trained_begin, .count = bucket.end - bucket.begin};
+  ParameterLayout::SliceRange own = groups_.UpdatedOf(layout_, bucket);
+  own.arena_begin += bucket.trained_begin - bucket.begin;
+  return own;
 }
 
 void GradientReducer::Finish() {
@@ -98,6 +110,7 @@ void GradientReducer::Finish() {
   }
   for (Work& work : replica_works_) wait_seconds_ += AwaitResult(std::move(work), producer_);
   for (size_t i = 0; i < works_.size() && wire_ != nullptr; ++i) {
+    if (layout_.buckets()[i].frozen) continue;
     const auto received = ReceivedOf(layout_.buckets()[i]);
     wire_->Store(received.arena_begin, received.count);
   }

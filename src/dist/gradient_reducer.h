@@ -40,9 +40,9 @@ enum class ReducedTo : uint8_t { kAllRanks, kSlices };
 
 class GradientReducer {
  public:
-  // All arguments are borrowed and must outlive the reducer. `grads` has layout.num_elements()
-  // elements of fp32 and must not move. `wire` converts these gradients to the form in which they
-  // travel; null sends them unchanged. Replicas need kSlices.
+  // All arguments are borrowed and must outlive the reducer. `grads` has the gradients of trained
+  // buckets, layout.num_trained_elements() elements of fp32, and must not move. `wire` converts
+  // them to the form in which they travel; null sends them unchanged. Replicas need kSlices.
   GradientReducer(const ParameterLayout& layout, ShardGroups groups, TensorRef grads,
                   ReducedTo to = ReducedTo::kAllRanks, GradientWire* wire = nullptr);
 
@@ -68,7 +68,8 @@ class GradientReducer {
   void Launch(int bucket);
   // Reduces the next bucket in the replica group, once the shard group has reduced it.
   void LaunchInReplicas();
-  // The part of a bucket's sum that this rank receives.
+  // The part of a bucket's sum that this rank receives. arena_begin is its
+  // place in the gradients.
   ParameterLayout::SliceRange ReceivedOf(const Bucket& bucket) const;
 
   const ParameterLayout& layout_;

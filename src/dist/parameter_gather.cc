@@ -49,7 +49,9 @@ TensorRef ParameterGather::PartOf(const GatheredArray& array, const Bucket& buck
 void ParameterGather::Start(cudaStream_t consumer) {
   AwaitAll();  // an update without a forward pass since the last one
   consumer_ = consumer;
-  for (Gather& gather : gathers_) gather.state = State::kStale;
+  for (size_t bucket = 0; bucket < gathers_.size(); ++bucket)
+    if (!started_ || !layout_.buckets()[bucket].frozen) gathers_[bucket].state = State::kStale;
+  started_ = true;
 }
 
 void ParameterGather::IssueInReplicas(const std::vector<int>& buckets) {

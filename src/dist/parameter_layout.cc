@@ -42,15 +42,26 @@ int UnitOf(int param, Region region, const std::vector<int>& units) {
   return region == Region::kFp32 || units.empty() ? -1 : units[param];
 }
 
-// The parameters of a region in the order of the arena: reverse registration order, and those of no
-// unit last.
+bool IsFrozen(int param, const LayoutConfig& config) {
+  return !config.frozen.empty() && config.frozen[param];
+}
+
+// The parameters of a region in the order of the arena: reverse registration order, those of no
+// unit last, and in each unit the frozen ones last.
 std::vector<int> ArenaOrder(const std::vector<ParamSpec>& specs, Region region,
-                            const std::vector<int>& units) {
+                            const LayoutConfig& config) {
   std::vector<int> order;
   for (int param = static_cast<int>(specs.size()) - 1; param >= 0; --param)
     if (specs[param].region == region) order.push_back(param);
-  std::ranges::stable_partition(order,
-                                [&](int param) { return UnitOf(param, region, units) >= 0; });
+  const auto unit_of = [&](int param) { return UnitOf(param, region, config.units); };
+  std::ranges::stable_partition(order, [&](int param) { return unit_of(param) >= 0; });
+  for (auto begin = order.begin(); begin != order.end();) {
+    const auto end = std::find_if(begin, order.end(), [&, unit = unit_of(*begin)](int param) {
+      return unit_of(param) != unit;
+    });
+    std::stable_partition(begin, end, [&](int param) { return !IsFrozen(param, config); });
+    begin = end;
+  }
   return order;
 }
 
@@ -66,12 +77,17 @@ int64_t AutoBucketBytes(int num_ranks, int64_t gradient_bytes) {
 }
 
 ParameterLayout::ParameterLayout(std::vector<ParamSpec> specs, const LayoutConfig& config)
-    : specs_(std::move(specs)), offsets_(specs_.size()), num_slices_(config.num_slices) {
+    : specs_(std::move(specs)),
+      frozen_(config.frozen),
+      offsets_(specs_.size()),
+      num_slices_(config.num_slices) {
   HL_CHECK(num_slices_ >= 1, "num_slices ", num_slices_, " must be at least 1");
   HL_CHECK(config.bucket_bytes > 0 && config.first_bucket_bytes > 0, "bucket sizes ",
            config.first_bucket_bytes, " and ", config.bucket_bytes, " bytes must be positive");
   HL_CHECK(config.units.empty() || config.units.size() == specs_.size(), config.units.size(),
            " units for ", specs_.size(), " parameters");
+  HL_CHECK(frozen_.empty() || frozen_.size() == specs_.size(), frozen_.size(), " of ",
+           specs_.size(), " parameters may be frozen");
   CheckSpecs(specs_);
   // The slice size is a multiple of 8 elements, so that vector loads never cross the border of two
   // ranks' slices.
@@ -79,12 +95,15 @@ ParameterLayout::ParameterLayout(std::vector<ParamSpec> specs, const LayoutConfi
   int64_t end = 0;  // end of the arena so far
   const auto close = [&] {
     end = RoundUp(end, unit);
-    buckets_.back().end = end;
+    Bucket& bucket = buckets_.back();
+    bucket.end = end;
+    bucket.trained_begin = num_trained_elements_;
+    if (!bucket.frozen) num_trained_elements_ += end - bucket.begin;
   };
   for (const Region region : {Region::kCompute, Region::kFp32}) {
     bool open = false;
     int unit_of_bucket = -1;
-    for (const int param : ArenaOrder(specs_, region, config.units)) {
+    for (const int param : ArenaOrder(specs_, region, config)) {
       const int64_t count = specs_[param].count();
       const int64_t start = RoundUp(end, kAlignment);
       const int64_t limit_bytes =
@@ -92,13 +111,15 @@ ParameterLayout::ParameterLayout(std::vector<ParamSpec> specs, const LayoutConfi
       const int of_param = UnitOf(param, region, config.units);
       const bool full =
           (start + count - (open ? buckets_.back().begin : 0)) * kBytesPerGradient > limit_bytes;
-      if (open && (full || of_param != unit_of_bucket)) {
+      const bool is_frozen = frozen(param);
+      if (open && (full || of_param != unit_of_bucket || is_frozen != buckets_.back().frozen)) {
         close();
         open = false;
       }
       unit_of_bucket = of_param;
       if (!open) {
-        buckets_.push_back({.begin = end, .end = end, .region = region, .params = {}});
+        buckets_.push_back(
+            {.begin = end, .end = end, .region = region, .params = {}, .frozen = is_frozen});
         open = true;
       }
       offsets_[param] = RoundUp(end, kAlignment);
@@ -123,10 +144,20 @@ ParameterLayout::SliceRange ParameterLayout::SliceOf(const Bucket& bucket, int p
   return {bucket.begin + part * count, bucket.begin / parts, count};
 }
 
+const Bucket& ParameterLayout::BucketOf(int64_t element) const {
+  return *std::prev(std::ranges::upper_bound(buckets_, element, {}, &Bucket::begin));
+}
+
 int64_t ParameterLayout::PlaceOf(int64_t element, const Division& division) const {
+  if (division.trained) {
+    const Bucket& bucket = BucketOf(element);
+    HL_CHECK(!bucket.frozen, "element ", element, " of the arena is frozen");
+    if (!division.divides()) return element - bucket.begin + bucket.trained_begin;
+    const SliceRange held = SliceOf(bucket, division.part, division.parts);
+    return element - held.arena_begin + bucket.trained_begin / division.parts;
+  }
   if (element >= division.end) return element - division.end + division.end / division.parts;
-  const auto after = std::ranges::upper_bound(buckets_, element, {}, &Bucket::begin);
-  const SliceRange held = SliceOf(*std::prev(after), division.part, division.parts);
+  const SliceRange held = SliceOf(BucketOf(element), division.part, division.parts);
   return element - held.arena_begin + held.slice_begin;
 }
 
@@ -173,10 +204,12 @@ void BucketProgress::Begin() {
   ready_.assign(layout_.specs().size(), false);
   remaining_.clear();
   for (const Bucket& bucket : layout_.buckets())
-    remaining_.push_back(static_cast<int>(bucket.params.size()));
+    remaining_.push_back(bucket.frozen ? 0 : static_cast<int>(bucket.params.size()));
 }
 
 void BucketProgress::MarkReady(int param) {
+  HL_CHECK(!layout_.frozen(param), "the frozen parameter '", layout_.specs()[param].name,
+           "' received a gradient");
   HL_CHECK(!ready_.at(param), "parameter '", layout_.specs()[param].name,
            "' accumulated a gradient after it was complete: it has more readers than the ",
            layout_.specs()[param].readers, " of its ParamSpec");
@@ -187,7 +220,8 @@ void BucketProgress::MarkReady(int param) {
 void BucketProgress::RequireAll() const {
   std::string missing;
   for (size_t param = 0; param < ready_.size(); ++param)
-    if (!ready_[param]) missing += Concat(missing.empty() ? "" : ", ", layout_.specs()[param].name);
+    if (!ready_[param] && !layout_.frozen(static_cast<int>(param)))
+      missing += Concat(missing.empty() ? "" : ", ", layout_.specs()[param].name);
   HL_CHECK(missing.empty(), "no gradient reached: ", missing,
            "; does the loss depend on these parameters?");
 }

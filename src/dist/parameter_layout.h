@@ -49,6 +49,10 @@ struct LayoutConfig {
   // of no unit. A bucket of region kCompute holds parameters of one unit, and those of no unit are
   // last in the region. Empty: there are no units.
   std::vector<int> units = {};
+  // By parameter: whether it is not trained. A bucket is frozen as a whole or
+  // not at all, and those of trained parameters come first in their unit or
+  // region. Empty: all are trained.
+  std::vector<bool> frozen = {};
 };
 
 // The size of a bucket that suits the number of ranks: a reduction takes a latency per rank, which
@@ -57,10 +61,12 @@ struct LayoutConfig {
 int64_t AutoBucketBytes(int num_ranks, int64_t gradient_bytes);
 
 // How one array holds the elements of the arena: of each bucket before element `end` (a bucket's
-// end, or 0) only part `part` of `parts`, and everything after it.
+// end, or 0) only part `part` of `parts`, and everything after it. With `trained`, it has no
+// elements of frozen buckets, and `end` is 0 or the end of the arena.
 struct Division {
   int64_t end = 0;
   int parts = 1, part = 0;
+  bool trained = false;
 
   bool divides() const { return end > 0; }
 };
@@ -69,6 +75,8 @@ struct Bucket {
   int64_t begin = 0, end = 0;  // elements of the arena; (end - begin) % num_slices == 0
   Region region = Region::kCompute;
   std::vector<int> params;  // registration indices, in arena order
+  bool frozen = false;
+  int64_t trained_begin = 0;  // its position in a whole array without frozen buckets
 };
 
 // A contiguous element range of one parameter and its position in the arena.
@@ -87,6 +95,9 @@ class ParameterLayout {
   const std::vector<Bucket>& buckets() const { return buckets_; }
   int64_t num_elements() const { return num_elements_; }  // with padding
   int64_t num_compute_elements() const { return num_compute_elements_; }
+  int64_t num_trained_elements() const { return num_trained_elements_; }  // of trained buckets
+  bool frozen(int param) const { return !frozen_.empty() && frozen_[param]; }
+  bool has_frozen() const { return num_trained_elements_ < num_elements_; }
   // A partly sliced array holds one rank's slices of the buckets before element `sliced_end` of the
   // arena (a bucket's end, or 0) and all elements after it. num_held is its number of elements.
   // PlaceOf is the index of a fragment's first element in it.
@@ -109,6 +120,7 @@ class ParameterLayout {
   SliceRange SliceOf(const Bucket& bucket, int part, int parts) const;
   // Number of elements that such an array holds, and the index of an element that it holds.
   int64_t num_held(const Division& division) const {
+    if (division.trained) return num_trained_elements_ / (division.divides() ? division.parts : 1);
     return num_elements_ - division.end + division.end / division.parts;
   }
   int64_t PlaceOf(int64_t element, const Division& division) const;
@@ -123,11 +135,14 @@ class ParameterLayout {
   std::vector<Fragment> AllFragments() const;
 
  private:
+  const Bucket& BucketOf(int64_t element) const;
+
   std::vector<ParamSpec> specs_;
+  std::vector<bool> frozen_;      // LayoutConfig::frozen
   std::vector<int64_t> offsets_;  // by registration index
   std::vector<Bucket> buckets_;
   int64_t num_elements_ = 0;
-  int64_t num_compute_elements_ = 0;
+  int64_t num_compute_elements_ = 0, num_trained_elements_ = 0;
   int num_slices_ = 1;
 };
 
@@ -147,10 +162,11 @@ class BucketProgress {
   explicit BucketProgress(const ParameterLayout& layout);  // borrowed
 
   void Begin();
-  // Throws Error kInternal, naming the parameter, if its gradient was already marked as ready.
+  // Throws Error kInternal, naming the parameter, if its gradient was already marked as ready, or
+  // if it is frozen.
   void MarkReady(int param);
-  bool complete(int bucket) const { return remaining_[bucket] == 0; }
-  // Throws Error kInternal, naming all parameters without a gradient.
+  bool complete(int bucket) const { return remaining_[bucket] == 0; }  // frozen ones always are
+  // Throws Error kInternal, naming all trained parameters without a gradient.
   void RequireAll() const;
   int bucket_of(int param) const { return bucket_of_[param]; }
 

@@ -32,6 +32,7 @@ void ShareReducer::MarkReady(int param) {
 }
 
 void ShareReducer::Launch(int bucket) {
+  if (layout_.buckets()[bucket].frozen) return;
   const TensorRef sent = memory_.Sent(bucket), received = memory_.Received(bucket);
   works_[bucket] = groups_.shard->ReduceScatter(sent, received, ReduceOp::kSum,
                                                 {kGradientBucket, bucket}, producer_);
@@ -39,6 +40,7 @@ void ShareReducer::Launch(int bucket) {
 
 // Waits for the sum of a bucket and continues it in the replica group.
 void ShareReducer::Settle(int bucket) {
+  if (layout_.buckets()[bucket].frozen) return;
   wait_seconds_ += AwaitResult(std::move(works_[bucket]), producer_);
   memory_.Accept(bucket);
   if (!last_ || groups_.replica == nullptr) return;
@@ -55,6 +57,7 @@ void ShareReducer::FinishMicroBatch() {
   while (num_settled_ < num_launched_) Settle(num_settled_++);
   if (!last_ || groups_.replica == nullptr) return;
   for (int bucket = 0; bucket < num_settled_; ++bucket) {
+    if (layout_.buckets()[bucket].frozen) continue;
     wait_seconds_ += AwaitResult(std::move(replica_works_[bucket]), producer_);
     memory_.AcceptInReplicas(bucket);
   }

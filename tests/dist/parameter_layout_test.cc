@@ -30,6 +30,42 @@ std::vector<ParamSpec> RandomSpecs(std::mt19937& random) {
   return specs;
 }
 
+// Arrays without frozen buckets have every trained element at one place, whole or divided.
+TEST(ParameterLayout, FrozenParametersHaveTheirOwnBuckets) {
+  for (int seed = 0; seed < 50; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    std::vector<ParamSpec> specs = RandomSpecs(random);
+    std::erase_if(specs, [](const ParamSpec& spec) { return spec.count() == 0; });
+    std::vector<bool> frozen;
+    std::vector<int> units;
+    for (size_t i = 0; i < specs.size(); ++i) {
+      frozen.push_back(random() % 2 == 0);
+      units.push_back(static_cast<int>(i / 4));
+    }
+    const ParameterLayout layout(specs, {.first_bucket_bytes = 1024,
+                                         .bucket_bytes = 4096,
+                                         .num_slices = 4,
+                                         .units = units,
+                                         .frozen = frozen});
+    int64_t trained = 0;
+    for (const Bucket& bucket : layout.buckets()) {
+      for (const int param : bucket.params) EXPECT_EQ(frozen[param], bucket.frozen);
+      if (bucket.frozen) continue;
+      EXPECT_EQ(layout.PlaceOf(bucket.begin, {.trained = true}), trained);
+      for (int part = 0; part < 2; ++part) {
+        const Division half = {
+            .end = layout.num_elements(), .parts = 2, .part = part, .trained = true};
+        EXPECT_EQ(layout.PlaceOf(layout.SliceOf(bucket, part, 2).arena_begin, half), trained / 2);
+        EXPECT_EQ(layout.num_held(half), layout.num_trained_elements() / 2);
+      }
+      trained += bucket.end - bucket.begin;
+    }
+    EXPECT_EQ(layout.num_trained_elements(), trained);
+    EXPECT_EQ(layout.num_held({.trained = true}), trained);
+  }
+}
+
 TEST(ParameterLayout, PropertiesOfRandomLayouts) {
   for (int seed = 0; seed < 100; ++seed) {
     SCOPED_TRACE(seed);

@@ -1,6 +1,6 @@
 #include "train/loop/host_slices.h"
 
-#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include <cstring>
 
@@ -10,7 +10,7 @@ void HostSlices::Allocate() {
   const int64_t held = arena_.layout().num_held(arena_.layout().num_elements());
   while (arrays_.size() < arena_.stored_arrays().size())
     arrays_.push_back(
-        at::empty({held}, at::TensorOptions(at::kFloat).pinned_memory(arena_.main().is_cuda())));
+        at::zeros({held}, at::TensorOptions(at::kFloat).pinned_memory(arena_.main().is_cuda())));
 }
 
 ckpt::ArenaView HostSlices::View() {
@@ -30,17 +30,24 @@ void HostSlices::ForEachPart(const Copy& copy) {
   for (size_t i = 0; i < arrays_.size(); ++i) {
     for (const dist::Bucket& bucket : layout.buckets()) {
       const auto range = layout.SliceOf(bucket, slice_);
+      const at::Tensor host = arrays_[i].narrow(0, range.slice_begin, range.count);
+      const bool missing = stored[i].trained && bucket.frozen;
+      // The average of weights that do not change is the weights. Other states
+      // stay zero.
+      if (missing && stored[i].name != ckpt::kAverageArray) continue;
+      const ParameterArena::StoredArray& from = missing ? stored[0] : stored[i];
       const int64_t place =
-          layout.PlaceOf({.arena_begin = range.arena_begin, .slice_begin = range.slice_begin},
-                         stored[i].sliced_end);
-      copy(arrays_[i].narrow(0, range.slice_begin, range.count),
-           stored[i].tensor->narrow(0, place, range.count));
+          from.trained
+              ? layout.PlaceOf(range.arena_begin, arena_.states_division())
+              : layout.PlaceOf({.arena_begin = range.arena_begin, .slice_begin = range.slice_begin},
+                               from.sliced_end);
+      copy(host, from.tensor->narrow(0, place, range.count), missing);
     }
   }
 }
 
 void HostSlices::CopyFromArena() {
-  ForEachPart([](at::Tensor host, const at::Tensor& in_arena) {
+  ForEachPart([](at::Tensor host, const at::Tensor& in_arena, bool) {
     if (in_arena.is_cuda()) {
       host.copy_(in_arena, /*non_blocking=*/true);
     } else {  // Does not use LibTorch's threads, which belong to the step.
@@ -50,7 +57,9 @@ void HostSlices::CopyFromArena() {
 }
 
 void HostSlices::CopyToArena() {
-  ForEachPart([](const at::Tensor& host, at::Tensor in_arena) { in_arena.copy_(host); });
+  ForEachPart([](const at::Tensor& host, at::Tensor in_arena, bool missing) {
+    if (!missing) in_arena.copy_(host);
+  });
 }
 
 int64_t HostSlices::bytes() const {

@@ -194,7 +194,7 @@ ckpt::StepState Trainer::CurrentState(bool final) const {
 // The arrays of an arena on the CPU.
 ckpt::ArenaView Trainer::InPlaceArena() {
   ckpt::ArenaView view = {.layout = &arena_->layout(), .arrays = {}};
-  for (const auto& [name, tensor, sliced_end] : arena_->stored_arrays())
+  for (const auto& [name, tensor, sliced_end, trained] : arena_->stored_arrays())
     view.arrays.push_back(
         {.name = name, .data = tensor->mutable_data_ptr<float>(), .sliced_end = sliced_end});
   return view;
@@ -218,11 +218,13 @@ void Trainer::GatherWholeArrays() {
       group.is_world ? nullptr : dist::Split(context_.world(), group);
   dist::Communicator& ranks = own ? *own : context_.world();
   const cudaStream_t stream = ops::CurrentStream(device_);
-  for (const auto& [name, tensor, sliced_end] : arena_->stored_arrays()) {
+  for (const auto& [name, tensor, sliced_end, trained] : arena_->stored_arrays()) {
     int index = 0;
     for (const dist::Bucket& bucket : arena_->layout().buckets()) {
-      if (bucket.end <= sliced_end) continue;
-      const int64_t place = arena_->layout().PlaceOf({.arena_begin = bucket.begin}, sliced_end);
+      if (bucket.end <= sliced_end || (trained && bucket.frozen)) continue;
+      const int64_t place =
+          trained ? bucket.trained_begin
+                  : arena_->layout().PlaceOf({.arena_begin = bucket.begin}, sliced_end);
       const int64_t count = bucket.end - bucket.begin, part = count / ranks.size();
       const TensorRef whole = ops::RefOf(tensor->narrow(0, place, count));
       ranks
@@ -265,7 +267,7 @@ void Trainer::Resume(const TrainOptions& options) {
   }
   const ckpt::StepState expected = CurrentState(false);
   // A fresh start needs no host memory for the model, and a resume only for the own slices.
-  if (device_.is_cuda()) loaded_ = std::make_unique<HostSlices>(*arena_, store_comm_->rank());
+  if (!arena_is_stored()) loaded_ = std::make_unique<HostSlices>(*arena_, store_comm_->rank());
   const auto loaded =
       store_->Load(options.resume,
                    {.model_family = expected.model_family,
@@ -539,7 +541,7 @@ void Trainer::SaveNow(bool must_succeed, bool final) {
   AwaitSave();
   Heartbeat("save");
   EndSave(must_succeed, [&] {
-    if (device_.is_cuda()) {
+    if (!arena_is_stored()) {
       save_->Begin(CurrentState(final));
       return save_->Finish();
     }

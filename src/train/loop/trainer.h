@@ -95,6 +95,9 @@ class Trainer {
   ExitCode Finish();
   ExitCode Train();
   void LogSamples(const StepResult& result);
+  // Whether the arrays of the arena are those of a checkpoint. If not, they are
+  // copied: from a GPU, and if frozen parameters have no states.
+  bool arena_is_stored() const { return !device_.is_cuda() && !arena_->layout().has_frozen(); }
   ckpt::ArenaView InPlaceArena();
   void FinishLoad();
   void GatherWholeArrays();
@@ -126,7 +129,7 @@ class Trainer {
   const ckpt::Versions versions_;
   // The part of a save that is not arrays: step, cursor, guard and last metrics.
   ckpt::StepState state_;
-  std::unique_ptr<HostSlices> loaded_;  // On a GPU, during a load.
+  std::unique_ptr<HostSlices> loaded_;  // During a load, unless arena_is_stored().
   // Banners of the checkpoints that were skipped on resume.
   std::vector<std::string> damage_;
   SavePolicy save_policy_;

@@ -15,6 +15,7 @@
 #include "train/lora/lora.h"
 #include "train/step/float8_layers.h"
 #include "train/step/matrix_exchange.h"
+#include "train/step/parameter_groups.h"
 #include "train/step/parameter_units.h"
 
 namespace halflife::train {
@@ -42,14 +43,16 @@ class ArenaPlan {
         shards_(parallel_.zero_stage > 0 ? parallel_.shard_ranks(world_size) : 1),
         units_(static_cast<size_t>(config.model.num_layers) + 2) {
     if (lora != nullptr) {  // A and B are computed with in fp32.
-      parameters_ = static_cast<double>(lora->trained);
+      parameters_ = trained_ = static_cast<double>(lora->trained);
       return;
     }
     const std::vector<int> unit_of = UnitsOf(model);
+    const std::vector<ParameterRule> rules = RulesOf(config.optimizer, model.parameters().specs());
     for (size_t param = 0; param < unit_of.size(); ++param) {
       const dist::ParamSpec& spec = model.parameters().specs()[param];
       const auto count = static_cast<double>(spec.count());
       parameters_ += count;
+      if (!rules[param].frozen) trained_ += count;
       largest_tensor_ = std::max(largest_tensor_, count);
       const bool computes = spec.region == dist::Region::kCompute;
       if (computes && unit_of[param] >= 0) units_[static_cast<size_t>(unit_of[param])] += count;
@@ -60,6 +63,7 @@ class ArenaPlan {
   }
 
   double shards() const { return shards_; }
+  double trained() const { return trained_; }  // elements that are not frozen
   // In elements. It may be one tensor.
   double largest_bucket() const {
     const int64_t bytes =
@@ -73,13 +77,13 @@ class ArenaPlan {
   // range over the shard groups.
   double ShareBytes() const {
     const double over_groups = shards_ < slices_ ? 1 / shards_ : 0;
-    return 4 * std::min(parameters_, largest_bucket()) * (1 + over_groups);
+    return 4 * std::min(trained_, largest_bucket()) * (1 + over_groups);
   }
   // Bytes of main weights and states, of which a checkpoint has `saved` bytes per parameter.
   double MainAndStates(double saved) const {
-    if (slices_ == 1) return saved * parameters_;
+    if (slices_ == 1) return (saved - 4) * trained_ + 4 * parameters_;
     const double sliced = bf16_ ? parameters_ : in_units_;  // of the main weights
-    return (saved - 4) * parameters_ / slices_ + 4 * (parameters_ - sliced + sliced / slices_);
+    return (saved - 4) * trained_ / slices_ + 4 * (parameters_ - sliced + sliced / slices_);
   }
   double Copy() const {
     const double held = in_units_ / shards_;
@@ -100,7 +104,7 @@ class ArenaPlan {
   int world_size_;
   double slices_, shards_;     // W and S
   std::vector<double> units_;  // elements by unit
-  double parameters_ = 0, largest_tensor_ = 0, of_copy_ = 0, in_units_ = 0;
+  double parameters_ = 0, trained_ = 0, largest_tensor_ = 0, of_copy_ = 0, in_units_ = 0;
 };
 
 // The values that a rank stages, and with ZeRO also those that it receives, of at most three
@@ -178,6 +182,7 @@ MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model
   const bool bf16 = config.train.computes_in_bf16();
   const int bytes_per_element = bf16 ? 2 : 4;
   const ArenaPlan arena(config, model, lora ? &of_lora : nullptr, world_size);
+  const double trained = arena.trained();
   // Levels of the pairwise sum of micro-batches (GradientSync).
   const bool in_order =
       !config.parallel.sums_each_micro_batch() && (RunsOnGpu(config) || config.train.cuda_graphs);
@@ -194,10 +199,10 @@ MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model
       arena.largest_bucket() * (4 + (in_bf16 ? 2 : 4) * ParallelConfig::kBucketsInFlight);
   const double gradients =
       config.parallel.zero_stage > 1
-          ? 4 * parameters / arena.shards() *
+          ? 4 * trained / arena.shards() *
                     (config.parallel.sums_each_micro_batch() ? 1 + levels : 1) +
-                std::min((in_bf16 ? 6 : 4) * parameters, buckets)
-          : parameters * (4 * (1 + levels) + (in_bf16 ? 2 : 0));
+                std::min((in_bf16 ? 6 : 4) * trained, buckets)
+          : trained * (4 * (1 + levels) + (in_bf16 ? 2 : 0));
   const double main_and_states = config.optimizer.saved_bytes_per_parameter();
   const double copy =
       config.ckpt.saves_beside_training() ? main_and_states * parameters / world_size : 0;

@@ -122,6 +122,9 @@ class RankRehearsal {
     gather_.emplace(arena_.layout(), dist::ShardGroups(*shard_, replica_.get()),
                     arena_.ComputedArrays(), pieces_.params_of_layers(),
                     config.parallel.num_prefetched());
+    // A run gathers all weights at its start, and frozen ones only then.
+    gather_->Start(nullptr);
+    gather_->AwaitAll();
     if (arena_.units() != nullptr) units_.emplace(arena_.UnitParts(*unit_ranks_, *gather_));
   }
 
@@ -181,7 +184,7 @@ class RankRehearsal {
   double UpdatedElements() const {
     double sum = 0;
     for (const dist::Fragment& part : arena_.updated_fragments())
-      sum += static_cast<double>(part.end - part.begin);
+      if (!arena_.layout().frozen(part.param)) sum += static_cast<double>(part.end - part.begin);
     return sum;
   }
 
@@ -231,7 +234,7 @@ class RankRehearsal {
       step_.rehearsal.Compute(pieces_.backward(layer));
       const std::vector<int>& params = pieces_.params(layer);
       for (auto param = params.rbegin(); param != params.rend(); ++param)
-        gradients_.MarkComputed(*param);
+        if (!arena_.layout().frozen(*param)) gradients_.MarkComputed(*param);
     }
     gradients_.EndMicroBatch();
   }

@@ -75,9 +75,6 @@ ArenaOptimizer::ArenaOptimizer(ParameterArena& arena, const OptimizerConfig& con
 optim::Range ArenaOptimizer::RangeOf(const dist::Fragment& part) const {
   const dist::ParameterLayout& layout = arena_.layout();
   const dist::ParamSpec& spec = layout.specs()[part.param];
-  const auto shift = [&](int64_t sliced_end) {
-    return layout.PlaceOf(part, sliced_end) - part.arena_begin;
-  };
   return {
       .parameter = spec.name,
       .shape = spec.shape,
@@ -87,9 +84,9 @@ optim::Range ArenaOptimizer::RangeOf(const dist::Fragment& part) const {
       .weight_decay = rules_[part.param].weight_decay,
       .lr_scale = rules_[part.param].lr_scale,
       .has_copy = arena_.optimizer_writes_copy() && spec.region == dist::Region::kCompute,
-      .main_shift = shift(arena_.main_sliced_end()),
+      .main_shift = layout.PlaceOf(part, arena_.main_sliced_end()) - part.arena_begin,
       .grads_shift = layout.PlaceOf(part.arena_begin, arena_.grads_division()) - part.arena_begin,
-      .state_shift = shift(arena_.states_sliced_end())};
+      .state_shift = layout.PlaceOf(part.arena_begin, arena_.states_division()) - part.arena_begin};
 }
 
 void ArenaOptimizer::Update(double lr, double grad_factor, uint64_t num_updates) {
@@ -126,17 +123,16 @@ void ArenaOptimizer::UpdateAverage(uint64_t num_updates) {
   const dist::ParameterLayout& layout = arena_.layout();
   at::Tensor& average = arena_.state(OptimizerConfig::kAverage);
   for (const dist::Bucket& bucket : layout.buckets()) {
+    if (bucket.frozen) continue;
     dist::ParameterLayout::SliceRange range = {.arena_begin = bucket.begin,
                                                .count = bucket.end - bucket.begin};
     if (arena_.sliced()) range = layout.SliceOf(bucket, arena_.slice());
-    const auto part = [&](const at::Tensor& array, int64_t sliced_end) {
-      const int64_t place = layout.PlaceOf(
-          {.arena_begin = range.arena_begin, .slice_begin = range.slice_begin}, sliced_end);
-      return array.narrow(0, place, range.count);
-    };
-    part(average, arena_.states_sliced_end())
+    const int64_t in_main =
+        layout.PlaceOf({.arena_begin = range.arena_begin, .slice_begin = range.slice_begin},
+                       arena_.main_sliced_end());
+    average.narrow(0, layout.PlaceOf(range.arena_begin, arena_.states_division()), range.count)
         .mul_(decay)
-        .add_(part(arena_.main(), arena_.main_sliced_end()) * (1.0f - decay));
+        .add_(arena_.main().narrow(0, in_main, range.count) * (1.0f - decay));
   }
 }
 

@@ -50,7 +50,8 @@ void GradientShares::Grow(int64_t bytes) {
 
 at::Tensor GradientShares::HeldRange(int bucket) const {
   const auto range = groups_.HeldOf(arena_.layout(), arena_.layout().buckets()[bucket]);
-  return arena_.grads().narrow(0, range.slice_begin, range.count);
+  const int64_t place = arena_.layout().PlaceOf(range.arena_begin, arena_.grads_division());
+  return arena_.grads().narrow(0, place, range.count);
 }
 
 // The slice that this rank updates, within the range that it holds.

@@ -71,22 +71,24 @@ GradientSync::GradientSync(ParameterArena& arena, dist::ShardGroups groups, cons
                    arena.sliced() ? dist::ReducedTo::kSlices : dist::ReducedTo::kAllRanks,
                    wire_.get());
   for (int i = 0; i < std::ssize(uses_); ++i) {
-    slots_.push_back(arena.View(arena.grads(), i));
-    if (!pairwise_ && UsesOf(i) > 1) own_sums_[i] = at::empty_like(slots_[i]);
+    slots_.push_back(arena.GradientView(arena.grads(), i));
+    if (!pairwise_ && slots_[i].defined() && UsesOf(i) > 1)
+      own_sums_[i] = at::empty_like(slots_[i]);
   }
 }
 
 GradientSync::~GradientSync() {
   if (parameters_ == nullptr) return;
   for (int i = 0; i < parameters_->size(); ++i)
-    ops::SetGradientSink(parameters_->tensor(i), nullptr);
+    if (!arena_.layout().frozen(i)) ops::SetGradientSink(parameters_->tensor(i), nullptr);
 }
 
 void GradientSync::Attach(model::ParameterSet& parameters) {
   HL_CHECK(parameters_ == nullptr, "GradientSync is attached to a second set of parameters");
   parameters_ = &parameters;
   for (int i = 0; i < parameters.size(); ++i)
-    ops::SetGradientSink(parameters.tensor(i), std::make_unique<Sink>(*this, i));
+    if (!arena_.layout().frozen(i))
+      ops::SetGradientSink(parameters.tensor(i), std::make_unique<Sink>(*this, i));
 }
 
 void GradientSync::BeginMicroBatch(int64_t index, int64_t count) {
@@ -100,7 +102,7 @@ void GradientSync::BeginMicroBatch(int64_t index, int64_t count) {
   while (std::ssize(levels_) < NumLevels(own_count())) {
     const at::Tensor flat = at::empty_like(arena_.grads());
     std::vector<at::Tensor>& level = levels_.emplace_back();
-    for (int i = 0; i < std::ssize(uses_); ++i) level.push_back(arena_.View(flat, i));
+    for (int i = 0; i < std::ssize(uses_); ++i) level.push_back(arena_.GradientView(flat, i));
   }
 }
 
@@ -148,7 +150,8 @@ void GradientSync::MarkComputed(int param) {
 void GradientSync::EndMicroBatch() {
   std::string missing;
   for (int i = 0; i < std::ssize(uses_); ++i) {
-    if (uses_[i] < UsesOf(i)) missing += " " + arena_.layout().specs()[i].name;
+    if (uses_[i] < UsesOf(i) && !arena_.layout().frozen(i))
+      missing += " " + arena_.layout().specs()[i].name;
   }
   HL_CHECK(missing.empty(), "backward gave no gradient to:", missing);
   if (shares_) shares_->FinishMicroBatch();

@@ -12,6 +12,7 @@
 #include "core/error.h"
 #include "ops/torch/tensor_ref.h"
 #include "train/config/plan.h"
+#include "train/step/parameter_groups.h"
 
 namespace halflife::train {
 namespace {
@@ -39,19 +40,23 @@ ParameterArena::Config ParameterArena::Of(const RunConfig& config,
                                           const model::LanguageModel& model, at::Device device,
                                           int rank, int world_size) {
   const ParallelConfig& parallel = config.parallel;
-  return {.device = device,
-          .compute_dtype = config.train.computes_in_bf16() ? at::kBFloat16 : at::kFloat,
-          .layout = {.first_bucket_bytes = parallel.first_bucket_bytes,
-                     .bucket_bytes = parallel.bucket_bytes_of(
-                         world_size, 4 * model.parameters().num_elements()),
-                     .num_slices = world_size,
-                     .units = parallel.zero_stage == 3 ? UnitsOf(model) : std::vector<int>()},
-          .zero_stage = parallel.zero_stage,
-          .slice = MeshOf(config, rank, world_size).slice(),
-          .num_shards = parallel.shard_ranks(world_size),
-          .states = config.optimizer.state_names(),
-          .num_units = static_cast<int>(config.model.num_layers) + 2,
-          .prefetch = parallel.num_prefetched()};
+  return {
+      .device = device,
+      .compute_dtype = config.train.computes_in_bf16() ? at::kBFloat16 : at::kFloat,
+      .layout = {.first_bucket_bytes = parallel.first_bucket_bytes,
+                 .bucket_bytes =
+                     parallel.bucket_bytes_of(world_size, 4 * model.parameters().num_elements()),
+                 .num_slices = world_size,
+                 .units = parallel.zero_stage == 3 ? UnitsOf(model) : std::vector<int>(),
+                 .frozen = config.lora.rank > 0  // Its groups keep gradients.
+                               ? std::vector<bool>()
+                               : FrozenParameters(config.optimizer, model.parameters().specs())},
+      .zero_stage = parallel.zero_stage,
+      .slice = MeshOf(config, rank, world_size).slice(),
+      .num_shards = parallel.shard_ranks(world_size),
+      .states = config.optimizer.state_names(),
+      .num_units = static_cast<int>(config.model.num_layers) + 2,
+      .prefetch = parallel.num_prefetched()};
 }
 
 // Decides which parts of the arrays this rank holds.
@@ -62,10 +67,14 @@ void ParameterArena::DivideArrays() {
   const int num_shards = config_.num_shards == 0 ? layout_.num_slices() : config_.num_shards;
   const dist::Division held = {.parts = num_shards,
                                .part = config_.slice / (layout_.num_slices() / num_shards)};
-  states_sliced_end_ = layout_.num_elements();
+  states_division_ = {.end = layout_.num_elements(),
+                      .parts = layout_.num_slices(),
+                      .part = config_.slice,
+                      .trained = true};
   if (config_.zero_stage >= 2) {
     grads_division_ = held;
     grads_division_.end = layout_.num_elements();
+    grads_division_.trained = true;
   }
   if (units_) {
     compute_division_ = held;
@@ -97,7 +106,7 @@ ParameterArena::ParameterArena(model::ParameterSet& parameters, const Config& co
   main_ = zeros(layout_.num_held(main_sliced_end_));
   grads_ = zeros(layout_.num_held(grads_division_));
   for (size_t i = 0; i < config.states.size(); ++i)
-    states_.push_back(zeros(layout_.num_held(states_sliced_end_)));
+    states_.push_back(zeros(layout_.num_held(states_division_)));
   const int64_t computed =
       copied_end_ - compute_division_.end + compute_division_.end / compute_division_.parts;
   const bool in_main =
@@ -109,7 +118,7 @@ ParameterArena::ParameterArena(model::ParameterSet& parameters, const Config& co
   }
   for (int i = 0; i < parameters_.size(); ++i) {
     at::Tensor view = in_unit(i) ? units_->View(i) : ComputedWith(i).detach();
-    view.set_requires_grad(true);
+    view.set_requires_grad(!layout_.frozen(i));
     parameters_.Bind(i, std::move(view));
   }
 }
@@ -121,12 +130,15 @@ at::Tensor& ParameterArena::state(std::string_view name) {
 }
 
 std::vector<ParameterArena::StoredArray> ParameterArena::stored_arrays() {
-  std::vector<StoredArray> arrays = {
-      {.name = ckpt::kMainArray, .tensor = &main_, .sliced_end = main_sliced_end_}};
+  std::vector<StoredArray> arrays = {{.name = ckpt::kMainArray,
+                                      .tensor = &main_,
+                                      .sliced_end = main_sliced_end_,
+                                      .trained = false}};
   for (size_t i = 0; i < states_.size(); ++i)
     arrays.push_back({.name = ckpt::kOptimizerPrefix + config_.states[i],
                       .tensor = &states_[i],
-                      .sliced_end = states_sliced_end_});
+                      .sliced_end = states_division_.end,
+                      .trained = true});
   return arrays;
 }
 
@@ -148,6 +160,13 @@ at::Tensor ParameterArena::ComputedWith(int param) const {
 at::Tensor ParameterArena::View(const at::Tensor& flat, int param) const {
   const dist::ParamSpec& spec = layout_.specs()[param];
   return flat.narrow(0, layout_.offset(param), spec.count()).view(spec.shape);
+}
+
+at::Tensor ParameterArena::GradientView(const at::Tensor& flat, int param) const {
+  if (layout_.frozen(param)) return {};
+  const dist::ParamSpec& spec = layout_.specs()[param];
+  const int64_t place = layout_.PlaceOf(layout_.offset(param), {.trained = true});
+  return flat.narrow(0, place, spec.count()).view(spec.shape);
 }
 
 dist::UnitGather::Parts ParameterArena::UnitParts(dist::Communicator& shard,
@@ -205,8 +224,9 @@ void ParameterArena::Initialise(uint64_t seed) {
 void ParameterArena::CopyMainTo(std::string_view state_name) {
   at::Tensor& array = state(state_name);
   for (const dist::Fragment& part : updated_) {
+    if (layout_.frozen(part.param)) continue;
     const int64_t count = part.end - part.begin;
-    array.narrow(0, layout_.PlaceOf(part, states_sliced_end_), count)
+    array.narrow(0, layout_.PlaceOf(part.arena_begin, states_division_), count)
         .copy_(main_.narrow(0, layout_.PlaceOf(part, main_sliced_end_), count));
   }
 }

@@ -1,7 +1,8 @@
 // Owns the memory of a training run's parameters: one flat fp32 array each for the main weights,
 // the gradients and each state array of the optimizer, in ParameterLayout's order. If the compute
 // dtype is not fp32, it also owns the copy of the compute region in that dtype. The model's
-// parameters are views into it.
+// parameters are views into it. Frozen parameters (LayoutConfig::frozen) have only weights, and
+// autograd computes no gradients for them.
 //
 // With ZeRO (Rajbhandari et al., 2020) a rank holds only a part of some arrays
 // (dist/shard_groups.h):
@@ -53,20 +54,21 @@ class ParameterArena {
   ParameterArena(model::ParameterSet& parameters, const Config& config);
 
   const dist::ParameterLayout& layout() const { return layout_; }
-  // [layout.num_held(sliced_end or division)] fp32 on the device.
+  // [layout.num_held(main_sliced_end or division)] fp32 on the device.
   at::Tensor& main() { return main_; }
   at::Tensor& grads() { return grads_; }
   // Error kInternal if the arena has no state array of this name.
   at::Tensor& state(std::string_view name);
-  // Up to which element of the arena these arrays hold slices; 0: whole.
+  // Up to which element of the arena the main weights are slices; 0: whole.
   int64_t main_sliced_end() const { return main_sliced_end_; }
-  int64_t states_sliced_end() const { return states_sliced_end_; }
+  const dist::Division& states_division() const { return states_division_; }
   const dist::Division& grads_division() const { return grads_division_; }
   // The arrays of a checkpoint, under their names there: main, then the state arrays.
   struct StoredArray {
     std::string name;
     at::Tensor* tensor;
     int64_t sliced_end;
+    bool trained;  // has no elements of frozen buckets
   };
   std::vector<StoredArray> stored_arrays();
   // True if this rank updates only its slices, false if it updates everything.
@@ -86,6 +88,8 @@ class ParameterArena {
   dist::UnitGather::Parts UnitParts(dist::Communicator& shard, dist::ParameterGather& gather);
   // Returns the parameter's part of a whole array, in the parameter's shape.
   at::Tensor View(const at::Tensor& flat, int param) const;
+  // The same for an array of whole gradients. Undefined for a frozen parameter.
+  at::Tensor GradientView(const at::Tensor& flat, int param) const;
   // Sets the part of a parameter's main weights that this rank holds, and its compute copy.
   void SetWeights(int param, const at::Tensor& values);
 
@@ -116,9 +120,10 @@ class ParameterArena {
   dist::ParameterLayout layout_;
   at::Device device_;
   std::unique_ptr<ParameterUnits> units_;  // with stage 3
-  int64_t main_sliced_end_ = 0, states_sliced_end_ = 0;
+  int64_t main_sliced_end_ = 0;
   int64_t copied_end_ = 0;  // elements before it are computed with from compute_, not from main_
-  dist::Division grads_division_, compute_division_;
+  dist::Division states_division_{.trained = true}, grads_division_{.trained = true};
+  dist::Division compute_division_;
   std::vector<dist::Fragment> updated_;
   uint64_t seed_ = 0;
   at::Tensor main_, grads_;

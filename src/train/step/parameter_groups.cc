@@ -68,7 +68,7 @@ std::vector<ParameterRule> RulesOf(const OptimizerConfig& config,
       const ParameterGroup& group = config.groups[i];
       if (group.weight_decay) rule.weight_decay = static_cast<float>(*group.weight_decay);
       rule.lr_scale = static_cast<float>(group.lr_scale);
-      rule.frozen = group.frozen;
+      rule.frozen = group.frozen || group.lr_scale == 0;
     }
   }
   for (size_t i = 0; i < expressions.size(); ++i) {
@@ -81,6 +81,16 @@ std::vector<ParameterRule> RulesOf(const OptimizerConfig& config,
                 "' belong to earlier groups. Put this group before them.");
   }
   return rules;
+}
+
+std::vector<bool> FrozenParameters(const OptimizerConfig& config,
+                                   const std::vector<dist::ParamSpec>& specs) {
+  std::vector<bool> frozen;
+  for (const ParameterRule& rule : RulesOf(config, specs)) frozen.push_back(rule.frozen);
+  HL_CHECK_AS(ExitCode::kUsage, std::ranges::count(frozen, false) > 0,
+              "optimizer.group: all parameters are frozen. Train some: remove `frozen: true` or "
+              "`lr_scale: 0` from a group.");
+  return frozen;
 }
 
 }  // namespace halflife::train

@@ -41,8 +41,8 @@ struct Rank {
   }
   void Fill(float salt) {
     at::Tensor* arrays[] = {&arena.main(), &arena.state("m"), &arena.state("v")};
-    const int64_t ends[] = {arena.main_sliced_end(), arena.states_sliced_end(),
-                            arena.states_sliced_end()};
+    const int64_t ends[] = {arena.main_sliced_end(), arena.states_division().end,
+                            arena.states_division().end};
     for (int array = 0; array < 3; ++array) {
       auto* const data = arrays[array]->mutable_data_ptr<float>();
       for (const dist::Fragment& part : arena.layout().AllFragments())

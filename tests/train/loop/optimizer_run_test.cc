@@ -190,7 +190,8 @@ TEST_F(OptimizerRunTest, GroupsHaveTheirOwnRates) {
       "{ match: \"down_proj\" lr_scale: 0 }, { match: \"norm\" weight_decay: 0.5 lr_scale: 0.5 }]";
   for (const char* algorithm : {"adamw", "muon"}) {
     SCOPED_TRACE(algorithm);
-    const std::vector<std::string> groups = {kGroups, Concat("optimizer.algorithm=", algorithm)};
+    const std::vector<std::string> groups = {kGroups, Concat("optimizer.algorithm=", algorithm),
+                                             "optimizer.ema_decay=0.9"};
     fs::remove_all(folder_);
     ASSERT_EQ(Train(1, groups), ExitCode::kFinished);
     const Arrays first = ArraysOf(1), last = ArraysOf(6);
@@ -204,10 +205,15 @@ TEST_F(OptimizerRunTest, GroupsHaveTheirOwnRates) {
         ArraysOf(6).at(Concat("optim/", std::string(algorithm) == "muon" ? "momentum" : "m",
                               "/layers.0.attn.q_proj.weight"));
     EXPECT_EQ(*std::ranges::max_element(state), 0) << "a frozen parameter has no momentum";
-    const Arrays one_rank = last;
+    EXPECT_EQ(last.at("optim/ema/embeddings.weight"), last.at("main/embeddings.weight"));
+    for (const Mesh& mesh : {Mesh{1, 0}, Mesh{2, 0}, Mesh{2, 1}, Mesh{4, 2}, Mesh{4, 3}}) {
+      SCOPED_TRACE(Concat("resumed on ", mesh.ranks, " ranks, stage ", mesh.stage));
+      ASSERT_EQ(Train(mesh.ranks, On(mesh, groups), "step=3"), ExitCode::kFinished);
+      EXPECT_EQ(ArraysOf(6), last);
+    }
     fs::remove_all(folder_);
     ASSERT_EQ(Train(2, On({2, 1}, groups)), ExitCode::kFinished);
-    EXPECT_EQ(ArraysOf(6), one_rank);
+    EXPECT_EQ(ArraysOf(6), last);
   }
   EXPECT_HL_ERROR(Train(1, {"train.steps=8"}), ExitCode::kUsage,
                   "optimizer.group.0.match: checkpoint embeddings, this run (absent)");

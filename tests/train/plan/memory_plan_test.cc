@@ -132,14 +132,16 @@ TEST(MemoryPlan, RanksShareTheOptimizersState) {
 
 // The formulas of a start are within 2 % of the arrays that a rank allocates.
 TEST(MemoryPlan, IsTheMemoryOfTheArenaInEveryStage) {
-  for (const std::string precision : {"train.precision=bf16", "train.precision=fp32"})
+  for (const std::string setting :
+       {"train.precision=bf16", "train.precision=fp32",
+        "optimizer.group=[{ match: \"embeddings|layers.[12]\" frozen: true }]"})
     for (const int world : {4, 8})
       for (const int stage : {0, 1, 2, 3})
         for (const int shard : {2, world}) {
           if (stage == 0 && shard != world) continue;
-          SCOPED_TRACE(Concat(precision, ", ", world, " ranks, stage ", stage, ", shard ", shard));
+          SCOPED_TRACE(Concat(setting, ", ", world, " ranks, stage ", stage, ", shard ", shard));
           const RunConfig config =
-              SmallRecipe({precision, Concat("parallel.zero_stage=", stage),
+              SmallRecipe({setting, Concat("parallel.zero_stage=", stage),
                            Concat("parallel.shard=", stage == 0 ? "auto" : Concat(shard)),
                            "model.model_dim=256", "model.num_layers=32", "model.vocab_size=259",
                            Concat("train.global_batch=", world), "train.micro_batch=1",

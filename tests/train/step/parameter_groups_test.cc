@@ -50,6 +50,14 @@ TEST(ParameterGroups, TheFirstThatMatchesCounts) {
   EXPECT_FALSE(rules[1].frozen);
 }
 
+TEST(ParameterGroups, AreFrozenByAFactorOfZeroToo) {
+  EXPECT_EQ(FrozenParameters(With({{.match = "^layers", .lr_scale = 0}}), kSpecs),
+            (std::vector<bool>{false, true, true, true}));
+  EXPECT_HL_ERROR(FrozenParameters(With({{.match = ".", .frozen = true}}), kSpecs),
+                  ExitCode::kUsage,
+                  "optimizer.group: all parameters are frozen. Train some: remove");
+}
+
 TEST(ParameterGroups, AGroupWithoutParametersNamesTheNearest) {
   EXPECT_HL_ERROR(RulesOf(With({{.match = "."}, {.match = "atn_norm"}}), kSpecs), ExitCode::kUsage,
                   "optimizer.group.1.match: 'atn_norm' is found in no parameter's name. Use a part "

@@ -79,8 +79,10 @@ class StepTest : public testing::Test {
       const dist::DataMesh mesh = MeshOf(config, comm.rank(), comm.size());
       const data::Dataset dataset = data::Dataset::Open(dir->path() / config.data.path);
       model::LanguageModel model(config.model);
-      ParameterArena arena(model.parameters(),
-                           ParameterArena::Of(config, model, at::kCPU, comm.rank(), comm.size()));
+      ParameterArena::Config of_arena =
+          ParameterArena::Of(config, model, at::kCPU, comm.rank(), comm.size());
+      if (keeps_frozen_gradients) of_arena.layout.frozen.clear();
+      ParameterArena arena(model.parameters(), of_arena);
       arena.Initialise(config.train.seed);
       data::TokenSource source(dataset, data::Split::kTrain,
                                {.seq_len = config.data.seq_len,
@@ -153,6 +155,8 @@ class StepTest : public testing::Test {
   }
 
   static test::TempDir* dir;
+  // Frozen parameters get gradients, which no update reads.
+  static inline bool keeps_frozen_gradients = false;
 };
 test::TempDir* StepTest::dir = nullptr;
 
@@ -379,6 +383,44 @@ TEST_F(StepTest, SharesOfGradientsChangeNoBitOfOneMicroBatch) {
   for (int step = 0; step < 6; ++step) {
     EXPECT_NEAR(other.steps[step].loss / want.steps[step].loss, 1, 1e-4) << step;
     EXPECT_NEAR(other.steps[step].grad_norm / want.steps[step].grad_norm, 1, 1e-3) << step;
+  }
+}
+
+// Frozen parameters have no gradients, states and messages, which changes no bit of the others.
+TEST_F(StepTest, FrozenParametersHaveOnlyWeights) {
+  const auto bytes_of = [](const StepResult& step) {
+    int64_t bytes = 0;
+    for (const auto& [group, count] : step.comm_bytes) bytes += group == "control" ? 0 : count;
+    return bytes;
+  };
+  struct Case {
+    int world, stage;
+    std::vector<std::string> more;
+  };
+  const std::vector<Case> cases = {{1, 0, {}},
+                                   {2, 0, {"train.recompute=block"}},
+                                   {2, 1, {"optimizer.ema_decay=0.9"}},
+                                   {4, 1, {"parallel.shard=2", "parallel.grad_reduce=bf16"}},
+                                   {2, 2, {"optimizer.algorithm=muon"}},
+                                   {4, 2, {"parallel.shard=2"}},
+                                   {4, 3, {"model.head.tied=true"}},
+                                   {4, 3, {"parallel.shard=2", "train.precision=bf16"}}};
+  for (const Case& c : cases) {
+    SCOPED_TRACE(Concat(c.world, " ranks, stage ", c.stage, " ", Join(c.more, " ")));
+    std::vector<std::string> overrides = {
+        Concat("parallel.zero_stage=", c.stage),
+        "optimizer.group=[{ match: \"embeddings|layers.1|norm\" frozen: true }, "
+        "{ match: \"o_proj\" lr_scale: 0 }]"};
+    overrides.insert(overrides.end(), c.more.begin(), c.more.end());
+    keeps_frozen_gradients = true;
+    const Outcome want = Train(c.world, 3, overrides);
+    keeps_frozen_gradients = false;
+    const Outcome got = Train(c.world, 3, overrides);
+    ExpectSameBits(got, want);
+    EXPECT_LT(got.gradient_bytes, 0.6 * want.gradient_bytes);
+    EXPECT_LT(got.optimizer_bytes, want.optimizer_bytes);
+    const int64_t sent = bytes_of(got.steps[2]), most = bytes_of(want.steps[2]);
+    EXPECT_TRUE(c.world == 1 || sent < most) << sent << " of " << most;
   }
 }
 
