@@ -280,6 +280,9 @@ void NcclCommunicator::IssueTogether(std::span<const Pending> all) {
   const std::string what =
       all.size() == 1 ? first : Concat(first, " and ", all.size() - 1, " more in one call");
   AwaitProducers(all, what);
+  for (const Pending& pending : all)
+    HL_CHECK(all.size() == 1 || !SumsInOrder(pending.request), pending.operation->what(),
+             ": a sum in the order of ranks cannot be part of a batch");
   const auto launch = std::make_shared<Launch>(what);
   launch->ready.Record(group_->stream(), what);
   if (all.size() == 1 && SumsInOrder(all[0].request)) {
@@ -289,11 +292,7 @@ void NcclCommunicator::IssueTogether(std::span<const Pending> all) {
       if (all.size() == 1) return Enqueue(all[0].request, comm);
       // ncclGroupEnd returns the errors of the calls in the group.
       ncclGroupStart();
-      for (const Pending& pending : all) {
-        HL_CHECK(!SumsInOrder(pending.request), pending.operation->what(),
-                 ": a sum in the order of ranks cannot be part of a batch");
-        Enqueue(pending.request, comm);
-      }
+      for (const Pending& pending : all) Enqueue(pending.request, comm);
       return ncclGroupEnd();
     });
   }
