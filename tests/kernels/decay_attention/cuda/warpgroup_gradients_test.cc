@@ -192,6 +192,24 @@ TEST(CudaWarpgroupGradients, GradientsThatAreNoRows) {
     }
 }
 
+// Bulk copies can read dout if the gap between rows of the batch is a whole number of tokens. In
+// batch tiles of one row, too, the stride of the whole batch counts.
+TEST(CudaWarpgroupGradients, GapsBetweenRowsOfDoutInBatchTiles) {
+  if (kSanitized) GTEST_SKIP() << "the accesses are those of other tests";
+  ProblemShape shape = {
+      .batch = 3, .seq_len = 70, .heads = 1, .kind = DecayKind::kPerToken, .batch_tiles = 3};
+  Problem by_warps(shape), dense(ByWarpgroups(shape));
+  const Result of_warps = GradientsOf(by_warps), of_warpgroups = GradientsOf(dense);
+  for (const bool whole_tokens : {true, false}) {
+    Problem gapped(ByWarpgroups(shape));
+    gapped.dout_ =
+        Tensor({3, shape.seq_len, 1, 64}, DType::kBF16, {.between_rows = whole_tokens ? 128 : 32});
+    gapped.dout_.Set(dense.dout_.Get());
+    ASSERT_TRUE(gapped.Plan().backward_warpgroups);
+    ExpectSameBits(GradientsOf(gapped), whole_tokens ? of_warpgroups : of_warps);
+  }
+}
+
 // A NaN only affects its document and head.
 TEST(CudaWarpgroupGradients, ANanStaysInItsDocument) {
   ProblemShape shape = ByWarpgroups({.seq_len = 200, .heads = 2, .dim_v = 128, .block_v = 128});
