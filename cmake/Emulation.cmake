@@ -25,6 +25,10 @@ set(HALFLIFE_EMULATION_FLAGS_asan -O1 -g1 -fsanitize=address,undefined -fno-sani
   -fno-omit-frame-pointer)
 set(HALFLIFE_EMULATION_FLAGS_tsan -O1 -g1 -fsanitize=thread)
 set(HALFLIFE_EMULATION_LINK_plain "")
+# The plain kind's kernels call the tracker's functions (tools/cuda_emulator/tracker.cc) before each access to
+# memory, and report accesses that are not aligned. Without the other flags, memset would hide stores.
+set(HALFLIFE_TRACKED_KERNELS -fsanitize=thread --param=tsan-instrument-func-entry-exit=0
+  -fno-tree-loop-distribute-patterns -fsanitize=alignment -fno-sanitize-recover=alignment)
 set(HALFLIFE_EMULATION_LINK_asan -fsanitize=address,undefined)
 set(HALFLIFE_EMULATION_LINK_tsan -fsanitize=thread)
 
@@ -79,6 +83,10 @@ function(hl_emulation_runtime kind)
   add_library(hl_emu_${kind} STATIC ${sources} ${CMAKE_SOURCE_DIR}/src/core/error.cc
     $<TARGET_OBJECTS:hl_emu_access_${kind}>)
   hl_emulation_options(hl_emu_${kind})
+  if(kind STREQUAL "plain")
+    target_compile_definitions(hl_emu_${kind} PRIVATE HL_EMU_TRACK=1)
+    target_link_libraries(hl_emu_${kind} PUBLIC ${CMAKE_DL_LIBS})
+  endif()
   if(kind STREQUAL "tsan")
     # Without the last option, GCC turns loops into calls of memmove, which ThreadSanitizer intercepts.
     target_compile_options(hl_emu_${kind} PRIVATE -O2 -g1 -fno-tree-loop-distribute-patterns)
@@ -89,10 +97,11 @@ function(hl_emulation_runtime kind)
   target_link_libraries(hl_emu_${kind} PUBLIC Threads::Threads)
 endfunction()
 
-# The orders in which the threads of a block run. The plain kind sees a missing barrier only if a reader
-# runs before its writer; forward is the order in which that is rarest, so it runs with the sanitized
-# kinds only. AddressSanitizer's findings do not depend on the order. For ThreadSanitizer one order may
-# synchronise two threads by chance and so hide a race, so it runs two.
+# The orders in which the threads of a block run. The plain kind's tracker finds races in shared memory in any
+# order, so it is on in one order only. The plain kind sees other races only if a reader runs before its
+# writer; forward is the order in which that is rarest, so it runs with the sanitized kinds only.
+# AddressSanitizer's findings do not depend on the order. For ThreadSanitizer one order may synchronise two
+# threads by chance and so hide a race, so it runs two.
 set(HALFLIFE_EMULATION_ORDERS_plain reverse random)
 if(HALFLIFE_SANITIZED_EMULATION)
   list(APPEND HALFLIFE_EMULATION_ORDERS_plain forward)
@@ -109,9 +118,22 @@ function(hl_emulated_test)
   foreach(kind ${HALFLIFE_EMULATION_KINDS})
     hl_emulation_runtime(${kind})
     set(target ${E_NAME}_${kind})
-    add_executable(${target} ${E_KERNELS} ${E_SOURCES})
-    hl_emulation_options(${target})
     string(TOUPPER ${kind} upper_kind)
+    set(tracked)
+    if(kind STREQUAL "plain")
+      set(tracked ${E_KERNELS})
+      list(FILTER tracked INCLUDE REGEX "\\.cu$")
+      add_library(${target}_kernels OBJECT ${tracked})
+      hl_emulation_options(${target}_kernels)
+      target_compile_definitions(${target}_kernels PRIVATE HL_EMULATED_${upper_kind}=1)
+      target_compile_options(${target}_kernels PRIVATE ${HALFLIFE_EMULATION_FLAGS_${kind}}
+        ${HALFLIFE_TRACKED_KERNELS})
+      target_include_directories(${target}_kernels PRIVATE ${CMAKE_SOURCE_DIR}/tests)
+    endif()
+    set(others ${E_KERNELS})
+    list(REMOVE_ITEM others "" ${tracked})
+    add_executable(${target} ${others} ${E_SOURCES} $<$<BOOL:${tracked}>:$<TARGET_OBJECTS:${target}_kernels>>)
+    hl_emulation_options(${target})
     target_compile_definitions(${target} PRIVATE HL_EMULATED_${upper_kind}=1)
     target_compile_options(${target} PRIVATE ${HALFLIFE_EMULATION_FLAGS_${kind}})
     target_include_directories(${target} PRIVATE ${CMAKE_SOURCE_DIR}/tests)
@@ -126,6 +148,9 @@ function(hl_emulated_test)
         set(test ${target}_${order})
         set(environment HL_EMU_ORDER=${order} OMP_NUM_THREADS=1
           ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=0)
+        if(order STREQUAL "reverse")
+          list(APPEND environment HL_EMU_TRACK=0)
+        endif()
         if(parts GREATER 1)
           string(APPEND test _${part}of${parts})
           math(EXPR shard "${part} - 1")

@@ -20,7 +20,9 @@ Mbarrier& FindMbarrier(const void* address, const char* what, Place place) {
 // Completes the phase once all arrivals and exactly the announced bytes have come.
 void Progress(Block& block, Mbarrier& barrier) {
   if (barrier.pending > 0 || barrier.pending_bytes != 0) return;
+  TrackPhase(barrier.sync[barrier.phase % 4], static_cast<int>(&barrier - block.mbarriers));
   ++barrier.phase;
+  ClearCell(barrier.sync[barrier.phase % 4]);
   barrier.pending = barrier.count;
   MakeReady(block, barrier.waiting);
 }
@@ -47,12 +49,6 @@ class AsEngine {
   [[maybe_unused]] void* self_ = nullptr;
 };
 
-void StoreUnit(Block& block, unsigned char* to, const uint32_t (&data)[4]) {
-  StoreForLane16(to, data);
-  auto* const view = reinterpret_cast<uint32_t*>(block.async_view + (to - block.dynamic));
-  for (int i = 0; i < 4; ++i) view[i] = data[i];
-}
-
 // Loads 16 bytes (eight bf16 or four fp32) from (row, col). Elements outside the matrix are zero.
 void ReadUnit(const TensorMap& map, int row, int col, uint32_t (&data)[4]) {
   const int halves = map.element_bytes / 2;
@@ -67,20 +63,20 @@ void ReadUnit(const TensorMap& map, int row, int col, uint32_t (&data)[4]) {
   }
 }
 
-void StoreBox(Block& block, const BulkCopy& copy) {
+void StoreBox(const BulkCopy& copy) {
   for (int row = 0; row < copy.map.box_rows; ++row) {
     for (int unit = 0; unit < 8; ++unit) {
       uint32_t data[4];
       ReadUnit(copy.map, copy.row + row, copy.col + unit * 16 / copy.map.element_bytes, data);
-      StoreUnit(block, copy.smem + row * 128 + (unit ^ (row & 7)) * 16, data);
+      StoreForLane16(copy.smem + row * 128 + (unit ^ (row & 7)) * 16, data);
     }
   }
 }
-void StoreBytes(Block& block, const BulkCopy& copy) {
+void StoreBytes(const BulkCopy& copy) {
   for (int i = 0; i < copy.bytes; i += 16) {
     uint32_t data[4];
     LoadForLane16(data, copy.source + i);
-    StoreUnit(block, copy.smem + i, data);
+    StoreForLane16(copy.smem + i, data);
   }
 }
 
@@ -90,12 +86,12 @@ void Land(Block& block, int index) {
   const BulkCopy& copy = block.bulk[index];
   ASAN_UNPOISON_MEMORY_REGION(copy.smem, static_cast<size_t>(copy.bytes));
   if (copy.source == nullptr) {
-    StoreBox(block, copy);
+    StoreBox(copy);
   } else {
-    StoreBytes(block, copy);
+    StoreBytes(copy);
   }
   Mbarrier& barrier = FindMbarrier(copy.mbarrier, "a bulk copy's bytes", copy.place);
-  SyncRelease(&barrier.sync[barrier.phase % 4]);
+  Release(barrier.sync[barrier.phase % 4]);
   barrier.pending_bytes -= copy.bytes;
   block.bulk[index].mbarrier = nullptr;
   --block.num_bulk;
@@ -125,7 +121,9 @@ void Issue(const BulkCopy& copy, const char* what) {
     Fail(copy.place, "%s to %p, which is not in dynamic shared memory", what,
          static_cast<const void*>(copy.smem));
   }
-  FindMbarrier(copy.mbarrier, what, copy.place);
+  const Mbarrier& barrier = FindMbarrier(copy.mbarrier, what, copy.place);
+  TrackIssue(copy.mbarrier, 8, copy.place);
+  TrackBulkCopy(copy.smem, copy.bytes, static_cast<int>(&barrier - block.mbarriers), copy.place);
   if (block.num_bulk == kMaxBulkCopies) {
     Fail(copy.place, "more than %d bulk copies in flight", kMaxBulkCopies);
   }
@@ -133,7 +131,7 @@ void Issue(const BulkCopy& copy, const char* what) {
   while (IsInFlight(block.bulk[index])) ++index;
   ++block.num_bulk;
   block.bulk[index] = copy;
-  for (int i = 0; i < copy.bytes; i += 16) StoreUnit(block, copy.smem + i, kOnes);
+  for (int i = 0; i < copy.bytes; i += 16) StoreForLane16(copy.smem + i, kOnes);
   ASAN_POISON_MEMORY_REGION(copy.smem, static_cast<size_t>(copy.bytes));
   block.counts.copied_bytes += copy.bytes;
   SyncRelease(&block.bulk_sync[index]);
@@ -159,6 +157,7 @@ void MbarrierInit(const void* address, int count, Place place) {
   if (found->address != nullptr && found->waiting.First() >= 0) {
     Fail(place, "MbarrierInit while thread %d waits on the barrier", found->waiting.First());
   }
+  TrackWrite(address, 8, place);
   const unsigned phase = found->phase;
   *found = Mbarrier{};
   found->phase = (phase + 3) / 4 * 4;  // parity 0; another object than the old phases'
@@ -170,13 +169,14 @@ void MbarrierArrive(const void* address, int expected_bytes, Place place) {
   HL_EMU_ENTRY;
   Block& block = *current_block;
   Mbarrier& barrier = FindMbarrier(address, "an arrival", place);
+  TrackRead(address, 8, place);
   if (barrier.pending == 0) {
     Fail(place,
          "an arrival on the mbarrier at byte %u of shared memory beyond the %d of a phase, "
          "which still waits for %lld bytes",
          SharedOffset(address), barrier.count, static_cast<long long>(barrier.pending_bytes));
   }
-  SyncRelease(&barrier.sync[barrier.phase % 4]);
+  Release(barrier.sync[barrier.phase % 4]);
   barrier.pending_bytes += expected_bytes;
   --barrier.pending;
   Progress(block, barrier);
@@ -185,14 +185,15 @@ void MbarrierArrive(const void* address, int expected_bytes, Place place) {
 void MbarrierWait(const void* address, uint32_t parity, Place place) {
   HL_EMU_ENTRY;
   Mbarrier& barrier = FindMbarrier(address, "a wait", place);
+  TrackRead(address, 8, place);
   if (parity > 1) Fail(place, "MbarrierWait for parity %u. Use 0 or 1.", parity);
   if ((barrier.phase & 1) == parity) {
-    void* const sync = &barrier.sync[barrier.phase % 4];
+    SyncCell& sync = barrier.sync[barrier.phase % 4];
     barrier.waiting.Add(Self().linear);
     WaitHere("MbarrierWait on byte", static_cast<int>(SharedOffset(address)), place);
-    SyncAcquire(sync);
+    Acquire(sync);
   } else {
-    SyncAcquire(&barrier.sync[(barrier.phase + 3) % 4]);
+    Acquire(barrier.sync[(barrier.phase + 3) % 4]);
   }
 }
 
@@ -254,18 +255,6 @@ void CheckNoBulkCopies(Block& block) {
   }
 }
 
-// Makes earlier stores visible to wgmma. The function reads poisoned memory (red zones, copies in
-// flight), so it is not instrumented.
-__attribute__((no_sanitize("address", "undefined"))) void FenceProxyAsync() {
-  Block& block = *current_block;
-  int end = block.launch->smem_bytes;
-  if (block.num_cuts > 0) {
-    const Block::Cut& last = block.cuts[block.num_cuts - 1];
-    end = last.begin + last.bytes + (block.num_cuts - 1) * kRedZoneBytes;
-  }
-  const auto* const from = reinterpret_cast<const volatile uint64_t*>(block.dynamic);
-  auto* const to = reinterpret_cast<volatile uint64_t*>(block.async_view);
-  for (int i = 0; i < (end + 7) / 8; ++i) to[i] = from[i];
-}
+void FenceProxyAsync() { TrackProxyFence(); }
 
 }  // namespace halflife::kernels::emu

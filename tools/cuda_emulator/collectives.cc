@@ -12,7 +12,7 @@ namespace {
 // Counts the arrival of one thread, and completes the phase once `expected` threads have arrived.
 // The caller waits if it must.
 bool Arrive(Block& block, Barrier& barrier) {
-  SyncRelease(barrier.sync.Current());
+  Release(*barrier.sync.Current());
   if (++barrier.arrived < barrier.expected) return false;
   barrier.arrived = 0;
   barrier.sync.Advance();
@@ -39,12 +39,12 @@ void BlockBarrier(Place place) {
          barrier.arrived == 1 ? "s" : "", FileName(barrier.place), barrier.place.line());
   }
   barrier.expected = block.num_alive;  // threads that have ended do not count, as on a GPU
-  void* const sync = barrier.sync.Current();
+  SyncCell* const sync = barrier.sync.Current();
   if (!Arrive(block, barrier)) {
     barrier.waiting.Add(self.linear);
     WaitHere("__syncthreads", -1, place);
   }
-  SyncAcquire(sync);
+  Acquire(*sync);
 }
 
 void NamedBarrier(int id, int threads, bool wait, Place place) {
@@ -63,14 +63,14 @@ void NamedBarrier(int id, int threads, bool wait, Place place) {
     Fail(place, "named barrier %d for %d threads, but the one at %s:%u is for %d", id, threads,
          FileName(barrier.place), barrier.place.line(), barrier.expected);
   }
-  void* const sync = barrier.sync.Current();
+  SyncCell* const sync = barrier.sync.Current();
   const bool complete = Arrive(block, barrier);
   if (!wait) return;
   if (!complete) {
     barrier.waiting.Add(self.linear);
     WaitHere("named barrier", id, place);
   }
-  SyncAcquire(sync);
+  Acquire(*sync);
 }
 
 // ---- warp collectives ----
@@ -140,8 +140,8 @@ void Meet(const WarpOp& op, unsigned mask, void* operands, bool orders_memory, P
          warp.alive);
   }
   WarpSlot& slot = FindSlot(warp, op, mask, bit, place);
-  void* const sync = slot.sync;
-  if (orders_memory) SyncRelease(sync);
+  SyncCell* const sync = slot.sync;
+  if (orders_memory) Release(*sync);
   slot.operands[self.lane()] = operands;
   slot.arrived |= bit;
   if ((mask & warp.alive & ~slot.arrived) == 0) {
@@ -149,7 +149,7 @@ void Meet(const WarpOp& op, unsigned mask, void* operands, bool orders_memory, P
   } else {
     WaitHere(op.name, -1, place);
   }
-  if (orders_memory) SyncAcquire(sync);
+  if (orders_memory) Acquire(*sync);
 }
 
 struct ShuffleOperands {
@@ -388,6 +388,7 @@ void WarpLdMatrixX4(uint32_t* r, const void* row, bool trans, Place place) {
          SharedOffset(row));
   }
   // Each lane reads its own row, so that the report of a sanitizer names the right thread.
+  TrackRead(row, 16, place);
   LdMatrixOperands operands{r, {}, trans};
   LoadForLane16(operands.row, row);
   Meet(kLdMatrixOp, ~0u, &operands, /*orders_memory=*/false, place);

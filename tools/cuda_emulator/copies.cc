@@ -31,6 +31,7 @@ void Land(const Copy& copy) {
   uint32_t data[4] = {};
   if (copy.valid) Load(data, copy.global, copy.bytes);
   ASAN_UNPOISON_MEMORY_REGION(copy.smem, copy.bytes);
+  TrackWrite(copy.smem, copy.bytes, copy.place);
   Store(copy.smem, copy.valid ? data : kZeros, copy.bytes);
 }
 
@@ -58,6 +59,7 @@ void CopyAsync(void* smem, const void* global, int bytes, bool valid, Place plac
   uint32_t probe[4];
   if (valid) Load(probe, global, bytes);  // reports a bad address at this line
   if (valid) block.counts.copied_bytes += bytes;
+  TrackWrite(smem, bytes, place);
   Store(smem, kOnes, bytes);
   const Copy copy = {smem, global, place, self.copy_group, bytes, valid};
   if (block.launch->order == Order::kRandom && NextRandom(block) % 4 == 0) {

@@ -7,6 +7,7 @@
 //   HL_EMU_ORDER    which ready thread of a block runs next: forward (the lowest, default), reverse
 //                   (the highest) or random
 //   HL_EMU_SEED     seed of the random order, at least 1 (default 1)
+//   HL_EMU_TRACK    0 turns the tracker of accesses to shared memory off (tracker.cc; default 1)
 //   HL_EMU_WORKERS  number of OS threads that run blocks, at least 1 (default: the number of
 //                   processors, at most 8)
 //

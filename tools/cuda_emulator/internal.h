@@ -61,6 +61,17 @@ inline constexpr int kMaxMbarriers = 64;
 inline constexpr int kMaxBulkCopies = 256;
 inline constexpr int kMaxWgmmas = 64;  // wgmma in flight per thread
 
+// ---- clocks of the tracker (tracker.cc) ----
+
+// The accesses that precede a barrier, for the threads that pass it.
+struct Snapshot;
+struct SyncCell {
+  Snapshot* clocks = nullptr;                            // null: nothing has been released into it
+  Snapshot* joined = nullptr;                            // the last view that `clocks` includes
+  Snapshot *acquired_by = nullptr, *acquired = nullptr;  // a view, and that view with `clocks`
+};
+void ClearCell(SyncCell& cell);  // for the next phase
+
 // ---- annotations for the sanitizers ----
 
 inline void SyncRelease([[maybe_unused]] void* object) {
@@ -130,6 +141,12 @@ struct Wgmma {
   bool b_of_rows;  // B is stored as [16, 64], otherwise as [64, 16]
   bool first;      // first of a chain: `saved` holds the accumulator's previous value
   float saved[32];
+  const uint32_t* registers;  // of A; null: in shared memory
+  uint32_t saved_a[4];
+  // The units of 16 bytes of A and B whose accesses this thread tracks, and what had written them
+  // when the wgmma was issued.
+  const void *unit_a, *unit_b;
+  uint64_t writers_a, writers_b;
 };
 
 struct Fiber : Context {
@@ -144,8 +161,18 @@ struct Fiber : Context {
   int copy_group = 0;       // the open (uncommitted) group
   Wgmma* wgmmas = nullptr;  // [kMaxWgmmas]
   int num_wgmmas = 0;
+  uint32_t issued_wgmmas = 0;  // since the block's start
   int wgmma_group = 0;
   bool wgmma_fenced = false;
+  bool uses_wgmma = false;
+
+  // For the tracker.
+  Snapshot* view = nullptr;     // which accesses of other threads precede those that follow
+  uint64_t released = 0;        // the snapshot that includes `view`; 0: none
+  int32_t clock = 0;            // of the thread's own accesses
+  int32_t fenced = 0;           // up to which its stores precede its last proxy fence
+  uint64_t* changed = nullptr;  // a bit per word of the stack: stored since the last WgmmaFence
+  size_t first_changed = 0, end_changed = 0;  // the words of `changed` that can have bits
 
   int warp() const { return linear / 32; }
   int lane() const { return linear % 32; }
@@ -180,10 +207,13 @@ class FiberSet {
 // phase ahead of a thread that has not left the barrier yet. With one object for all phases, the
 // slower thread would be ordered after the faster thread's later writes, which would hide races.
 struct SyncRing {
-  uint64_t cells[8] = {};
+  SyncCell cells[8] = {};
   unsigned next = 0;
-  void* Current() { return &cells[next % 8]; }
-  void Advance() { ++next; }
+  SyncCell* Current() { return &cells[next % 8]; }
+  void Advance() {
+    ++next;
+    ClearCell(*Current());
+  }
 };
 
 struct Barrier {
@@ -202,7 +232,7 @@ struct WarpSlot {
   unsigned arrived = 0;
   Place place;
   void* operands[32] = {};
-  void* sync = nullptr;
+  SyncCell* sync = nullptr;
 };
 
 struct Warp {
@@ -224,7 +254,7 @@ struct Mbarrier {
   int64_t pending_bytes = 0;
   unsigned phase = 0;
   FiberSet waiting;
-  uint64_t sync[4] = {};  // index: phase % 4
+  SyncCell sync[4] = {};  // index: phase % 4
 };
 
 struct BulkCopy {
@@ -237,7 +267,15 @@ struct BulkCopy {
   Place place = {};
 };
 
+// The descriptors of a warpgroup's wgmma, which its threads must agree on.
+struct WgmmaDescriptors {
+  uint32_t number = 0;  // of the thread's wgmmas, from 1; 0: none yet
+  uint64_t a = 0, b = 0;
+};
+inline constexpr int kComparedWgmmas = 64;
+
 struct Launch;
+class Tracker;
 
 struct Block {
   Launch* launch = nullptr;
@@ -257,6 +295,7 @@ struct Block {
   int num_cuts = 0;
   struct Cut {
     int begin, bytes;
+    Place place;
   } cuts[kMaxCuts];
   int num_statics = 0;
   int static_used = 0;   // bytes including red zones
@@ -269,9 +308,8 @@ struct Block {
   uint64_t bulk_sync[kMaxBulkCopies] = {};  // orders the issue of a copy before its completion
   void* tsan_engine = nullptr;              // the fiber that performs bulk copies
   uint64_t begin_sync = 0;                  // orders the worker before its threads
-  // Dynamic shared memory as the async proxy (wgmma, TMA) sees it: the contents at the last proxy
-  // fence, plus the data that TMA has written since.
-  unsigned char* async_view = nullptr;
+  WgmmaDescriptors wgmmas[kMaxThreads / 128][kComparedWgmmas];  // the last of each warpgroup
+  Tracker* tracker = nullptr;                                   // null: not tracked
   Counts counts;
 };
 
@@ -292,7 +330,7 @@ struct Launch {
   uint64_t sync = 0;  // every thread releases it when it ends
 };
 
-extern thread_local Block* current_block;
+extern constinit thread_local Block* current_block;
 inline Fiber& Self() { return *current_block->running; }
 
 // ---- scheduler.cc ----
@@ -305,6 +343,37 @@ inline void MakeReady(Block& block, FiberSet& fibers) { block.ready.Absorb(fiber
 void FiberMain();
 [[noreturn]] void Fail(Place place, const char* format, ...) __attribute__((format(printf, 2, 3)));
 const char* FileName(Place place);
+
+// ---- tracker.cc ----
+// The accesses to shared memory of the running block, and their order. All functions do nothing if
+// the block is not tracked.
+Tracker* MakeTracker(int num_threads);  // null in the kinds with a sanitizer
+void DestroyTracker(Tracker* tracker);
+void StartTracking(Block& block);
+void TrackRelease(SyncCell& cell);
+void TrackAcquire(SyncCell& cell);
+void TrackRead(const void* smem, int bytes, Place place);
+void TrackWrite(const void* smem, int bytes, Place place);
+void TrackProxyFence();
+// A bulk copy that will complete on the mbarrier with this number.
+void TrackBulkCopy(const void* smem, int bytes, int mbarrier, Place place);
+void TrackPhase(SyncCell& cell, int mbarrier);
+// Memory that the async proxy reads, for example a unit of 16 bytes of a wgmma: at issue, which
+// returns a mark of the writers, and at the wait.
+uint64_t TrackIssue(const void* smem, int bytes, Place place);
+void TrackCompletion(const void* unit, uint64_t writers, Place place);
+// Forgets the stores to registers (the fiber's stack) so far.
+void TrackWgmmaFence();
+bool HaveChanged(const void* registers, int bytes);
+
+inline void Release(SyncCell& cell) {
+  SyncRelease(&cell);
+  TrackRelease(cell);
+}
+inline void Acquire(SyncCell& cell) {
+  SyncAcquire(&cell);
+  TrackAcquire(cell);
+}
 
 // ---- fiber.cc ----
 void PrepareContext(Context& context, void (*entry)(), int stagger);

@@ -134,11 +134,15 @@ class Worker {
         shared_(kSharedBytes),
         copies_(sizeof(Copy) * kMaxCopies * static_cast<size_t>(num_threads_)),
         wgmmas_(sizeof(Wgmma) * kMaxWgmmas * static_cast<size_t>(num_threads_)),
-        async_view_(kDynamicBytes),
+        changed_(kChangedBytes * static_cast<size_t>(num_threads_)),
+        tracker_(MakeTracker(num_threads_)),
         fibers_(static_cast<size_t>(num_threads_)),
         block_(std::make_unique<Block>()) {
     GuardStacks();
   }
+  ~Worker() { DestroyTracker(tracker_); }
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
 
   void Run() {
     const int64_t num_blocks = int64_t{1} * launch_.grid.x * launch_.grid.y * launch_.grid.z;
@@ -154,6 +158,7 @@ class Worker {
  private:
   // The arena is aligned to 1024 bytes because it starts at a page.
   static constexpr size_t kSharedBytes = kDynamicBytes + kStaticBytes + kRedZoneBytes;
+  static constexpr size_t kChangedBytes = size_t{16} << 10;  // a bit per word of a stack
 
   void GuardStacks() {
     for (int i = 0; i < num_threads_; ++i) {
@@ -177,7 +182,7 @@ class Worker {
     block.num_threads = block.num_alive = num_threads_;
     block.fibers = fibers_.data();
     block.random = launch_.seed * 0x2545f4914f6cdd1du + static_cast<uint64_t>(linear_block);
-    block.async_view = async_view_.data();
+    block.tracker = tracker_;
     PrepareShared(block);
     PrepareWorkerContext(block.worker);
 #if HL_EMU_TSAN
@@ -191,6 +196,7 @@ class Worker {
     current_block = &block;
     blockIdx = block.index;
     for (int i = 0; i < num_threads_; ++i) PrepareFiber(block, i);
+    StartTracking(block);
 
     int first = 0;
     if (launch_.order == Order::kReverse) first = num_threads_ - 1;
@@ -223,7 +229,6 @@ class Worker {
     block.statics = shared_.data() + kDynamicBytes;
     static_assert(kDynamicBytes % 1024 == 0);
     FillOnes(block.dynamic, static_cast<size_t>(launch_.smem_bytes));
-    FillOnes(block.async_view, static_cast<size_t>(launch_.smem_bytes));
     ASAN_POISON_MEMORY_REGION(shared_.data() + launch_.smem_bytes,
                               kSharedBytes - static_cast<size_t>(launch_.smem_bytes));
   }
@@ -243,9 +248,11 @@ class Worker {
 
   void PrepareFiber(Block& block, int i) {
     Fiber& fiber = fibers_[static_cast<size_t>(i)];
-    void* const tsan_fiber = fiber.tsan_fiber;
+    const Fiber before = fiber;
     fiber = Fiber{};
-    fiber.tsan_fiber = tsan_fiber;
+    fiber.tsan_fiber = before.tsan_fiber;
+    fiber.first_changed = before.first_changed;
+    fiber.end_changed = before.end_changed;
     fiber.linear = i;
     const auto linear = static_cast<unsigned>(i);
     fiber.index = {linear % launch_.block.x, linear / launch_.block.x % launch_.block.y,
@@ -253,6 +260,7 @@ class Worker {
     fiber.copies = reinterpret_cast<Copy*>(copies_.data()) + static_cast<ptrdiff_t>(i) * kMaxCopies;
     fiber.wgmmas =
         reinterpret_cast<Wgmma*>(wgmmas_.data()) + static_cast<ptrdiff_t>(i) * kMaxWgmmas;
+    fiber.changed = reinterpret_cast<uint64_t*>(changed_.data() + i * kChangedBytes);
     fiber.stack_bytes = StackBytes();
     fiber.stack_bottom = stacks_.data() + static_cast<size_t>(i) * (StackBytes() + page_) + page_;
     ASAN_UNPOISON_MEMORY_REGION(fiber.stack_bottom, fiber.stack_bytes);
@@ -270,7 +278,8 @@ class Worker {
   Launch& launch_;
   int num_threads_;
   size_t page_;
-  Mapping stacks_, shared_, copies_, wgmmas_, async_view_;
+  Mapping stacks_, shared_, copies_, wgmmas_, changed_;
+  Tracker* tracker_;
   std::vector<Fiber> fibers_;
   std::unique_ptr<Block> block_;
 #if HL_EMU_TSAN

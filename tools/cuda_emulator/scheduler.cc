@@ -15,7 +15,7 @@ __thread dim3 gridDim;
 
 namespace halflife::kernels::emu {
 
-thread_local Block* current_block = nullptr;
+constinit thread_local Block* current_block = nullptr;
 
 int FiberSet::Count() const {
   int count = 0;

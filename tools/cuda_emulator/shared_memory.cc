@@ -25,7 +25,9 @@ void* StaticSharedErased(const void* key, size_t bytes, size_t align) {
   const int size = static_cast<int>(bytes), alignment = align < 16 ? 16 : static_cast<int>(align);
   const int begin = (block.static_used + alignment - 1) / alignment * alignment;
   block.static_bytes = (block.static_bytes + alignment - 1) / alignment * alignment + size;
-  const int total = block.static_bytes + block.launch->smem_bytes;
+  // Dynamic shared memory follows at a multiple of its alignment (HL_DYNAMIC_SMEM).
+  const int dynamic = block.launch->smem_bytes, unit = dynamic > 0 ? 1024 : 1;
+  const int total = (block.static_bytes + unit - 1) / unit * unit + dynamic;
   if (block.num_statics == kMaxStatics || begin + size > kStaticBytes ||
       block.static_bytes > kMaxStaticBytes || total > kMaxSharedBytes) {
     Fail(Place(),
@@ -66,11 +68,10 @@ unsigned char* Carve(unsigned char* base, int begin, int bytes, int align, int i
   }
   // This is the first thread to reach this cut. All bytes after it are out of bounds until they are
   // cut, too.
-  block.cuts[block.num_cuts++] = {begin, bytes};
+  block.cuts[block.num_cuts++] = {begin, bytes, place};
   ASAN_POISON_MEMORY_REGION(data + bytes, static_cast<size_t>(block.statics - (data + bytes)));
   ASAN_UNPOISON_MEMORY_REGION(data, static_cast<size_t>(bytes));
   FillOnes(data, static_cast<size_t>(bytes));
-  FillOnes(block.async_view + (data - base), static_cast<size_t>(bytes));
   return data;
 }
 

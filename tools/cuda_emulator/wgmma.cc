@@ -18,43 +18,36 @@ void SetNan(float* d) {
   for (int i = 0; i < 32; ++i) d[i] = __uint_as_float(~0u);
 }
 
-// Reads eight elements (16 bytes) of a tile, `unit` units of 16 bytes after the start of a row.
-void ReadUnit(const Block& block, uint64_t descriptor, int row, int unit, Place place,
-              float (&out)[8]) {
+// The address of eight elements (16 bytes) of a tile, `unit` units of 16 bytes after the start of a
+// row.
+const unsigned char* UnitAt(const Block& block, uint64_t descriptor, int row, int unit) {
   const auto begin = static_cast<uint32_t>(descriptor & 0xffff) << 4;
-  const uint32_t at =
-      Swizzle128Bytes(begin + static_cast<uint32_t>(row / 8 * 1024 + row % 8 * 128 + unit * 16));
+  return block.dynamic +
+         Swizzle128Bytes(begin + static_cast<uint32_t>(row / 8 * 1024 + row % 8 * 128 + unit * 16));
+}
+void ReadUnit(const Block& block, uint64_t descriptor, int row, int unit, float (&out)[8]) {
   uint32_t data[4];
-  LoadForLane16(data, block.dynamic + at);
-  const auto* const view = reinterpret_cast<const uint32_t*>(block.async_view + at);
+  LoadForLane16(data, UnitAt(block, descriptor, row, unit));
   for (int i = 0; i < 4; ++i) {
-    if (view[i] != data[i]) {
-      Fail(place,
-           "wgmma reads byte %u of shared memory, which ordinary stores or cp.async have "
-           "written since the last proxy fence. Call FenceProxyAsync() in the writing threads "
-           "before the barrier.",
-           at + 4 * static_cast<uint32_t>(i));
-    }
     out[2 * i] = __uint_as_float(data[i] << 16);
     out[2 * i + 1] = __uint_as_float(data[i] & 0xffff0000u);
   }
 }
 
 // Columns [0, 16) of row `row`.
-void ReadRow(const Block& block, uint64_t descriptor, int row, Place place, float (&out)[kDepth]) {
+void ReadRow(const Block& block, uint64_t descriptor, int row, float (&out)[kDepth]) {
   for (int unit = 0; unit < 2; ++unit) {
     float part[8];
-    ReadUnit(block, descriptor, row, unit, place, part);
+    ReadUnit(block, descriptor, row, unit, part);
     for (int i = 0; i < 8; ++i) out[8 * unit + i] = part[i];
   }
 }
 
 // Rows [0, 16) of column `column`.
-void ReadColumn(const Block& block, uint64_t descriptor, int column, Place place,
-                float (&out)[kDepth]) {
+void ReadColumn(const Block& block, uint64_t descriptor, int column, float (&out)[kDepth]) {
   for (int row = 0; row < kDepth; ++row) {
     float part[8];
-    ReadUnit(block, descriptor, row, column / 8, place, part);
+    ReadUnit(block, descriptor, row, column / 8, part);
     out[row] = part[column % 8];
   }
 }
@@ -69,8 +62,8 @@ void AddFragment(Block& block, const Fiber& self, const Wgmma& op) {
     }
   } else {
     const int first = WgmmaD(thread, 0).row;
-    ReadRow(block, op.desc_a, first, op.place, a[0]);
-    ReadRow(block, op.desc_a, first + 8, op.place, a[1]);
+    ReadRow(block, op.desc_a, first, a[0]);
+    ReadRow(block, op.desc_a, first + 8, a[1]);
   }
   // The thread computes columns 8 j + 2 t and 8 j + 2 t + 1. Every fourth thread reads the same
   // rows of B.
@@ -78,7 +71,7 @@ void AddFragment(Block& block, const Fiber& self, const Wgmma& op) {
     for (int c = 0; c < 2; ++c) {
       float b[kDepth];
       const int column = WgmmaD(thread, 4 * j + c).col;
-      (op.b_of_rows ? ReadColumn : ReadRow)(block, op.desc_b, column, op.place, b);
+      (op.b_of_rows ? ReadColumn : ReadRow)(block, op.desc_b, column, b);
       for (int h = 0; h < 2; ++h) {
         float sum = 0;
         for (int k = 0; k < kDepth; ++k) sum += a[h][k] * b[k];
@@ -98,7 +91,7 @@ void CheckDescriptor(const Block& block, uint64_t descriptor, bool of_rows, Plac
          "wgmma on rows from byte %u of 1024. Call AdvanceTile with a multiple of 1024 (8 rows).",
          begin % 1024);
   }
-  if (begin % 1024 > 128 - 32) {
+  if (begin % 1024 > 128 - 32 || begin % 32 != 0) {
     Fail(place,
          "wgmma on columns from byte %u of a 128-byte row. Call AdvanceTile with 0, 32, 64 or 96.",
          begin % 1024);
@@ -109,7 +102,28 @@ void CheckDescriptor(const Block& block, uint64_t descriptor, bool of_rows, Plac
   }
 }
 
-Wgmma& Issue(float* d, uint64_t desc_b, bool b_of_rows, Place place) {
+// The descriptors must be the same in all threads of the warpgroup. `desc_a` is 0 for registers.
+void CompareDescriptors(Block& block, Fiber& self, uint64_t desc_a, uint64_t desc_b, Place place) {
+  const uint32_t number = ++self.issued_wgmmas;
+  WgmmaDescriptors& of_group = block.wgmmas[self.linear / 128][number % kComparedWgmmas];
+  if (of_group.number > number) return;  // another thread is far ahead
+  if (of_group.number < number) of_group = {number, desc_a, desc_b};
+  if (of_group.a == desc_a && of_group.b == desc_b) return;
+  Fail(place, "wgmma with descriptors that differ between the threads of the warpgroup");
+}
+
+// Checks the registers that an operand of a wgmma is in.
+void CheckRegisters(const void* registers, int bytes, const char* what, Place place) {
+  if (!HaveChanged(registers, bytes)) return;
+  Fail(place,
+       "wgmma with %s that have changed since the last WgmmaFence(). Call WgmmaFence() after the "
+       "change.",
+       what);
+}
+
+// `a`: registers; null: `desc_a` is a descriptor.
+Wgmma& Issue(float* d, const uint32_t* a, uint64_t desc_a, uint64_t desc_b, bool b_of_rows,
+             Place place) {
   Block& block = *current_block;
   Fiber& self = Self();
   if ((self.linear / 128 + 1) * 128 > block.num_threads) {
@@ -120,10 +134,12 @@ Wgmma& Issue(float* d, uint64_t desc_b, bool b_of_rows, Place place) {
     Fail(place, "wgmma without WgmmaFence() since the last WgmmaWait. Call WgmmaFence() first.");
   }
   CheckDescriptor(block, desc_b, b_of_rows, place);
+  CompareDescriptors(block, self, desc_a, desc_b, place);
   if (self.num_wgmmas == kMaxWgmmas) {
     Fail(place, "more than %d wgmmas in flight in one thread. Call WgmmaWait earlier.", kMaxWgmmas);
   }
   if (self.linear % 128 == 0) ++block.counts.wgmma;
+  if (a != nullptr) CheckRegisters(a, 16, "operands", place);
   bool first = true;
   for (int i = 0; i < self.num_wgmmas; ++i) first &= self.wgmmas[i].accumulator != d;
   Wgmma& op = self.wgmmas[self.num_wgmmas++];
@@ -133,7 +149,17 @@ Wgmma& Issue(float* d, uint64_t desc_b, bool b_of_rows, Place place) {
   op.place = place;
   op.group = self.wgmma_group;
   op.first = first;
+  op.registers = a;
+  op.a_in_registers = a != nullptr;
+  for (int i = 0; i < 4; ++i) op.saved_a[i] = a == nullptr ? 0 : a[i];
+  // The warpgroup's 128 threads share the units of an operand.
+  const int thread = self.linear % 128;
+  op.unit_b = UnitAt(block, desc_b, b_of_rows ? thread / 8 : thread / 2,
+                     b_of_rows ? thread % 8 : thread % 2);
+  op.writers_b = TrackIssue(op.unit_b, 16, place);
+  op.unit_a = nullptr;
   if (first) {
+    CheckRegisters(d, 32 * 4, "accumulators", place);
     for (int i = 0; i < 32; ++i) op.saved[i] = d[i];
     SetNan(d);
   }
@@ -143,7 +169,19 @@ Wgmma& Issue(float* d, uint64_t desc_b, bool b_of_rows, Place place) {
 void Complete(Block& block, Fiber& self, int index) {
   Wgmma& op = self.wgmmas[index];
   float* const d = op.accumulator;
+  TrackCompletion(op.unit_b, op.writers_b, op.place);
+  if (op.unit_a != nullptr) TrackCompletion(op.unit_a, op.writers_a, op.place);
+  for (int i = 0; op.a_in_registers && i < 4; ++i) {
+    if (op.registers[i] != op.saved_a[i]) {
+      Fail(op.place, "the operands of this wgmma have changed before its WgmmaWait");
+    }
+  }
   if (op.first) {
+    for (int i = 0; i < 32; ++i) {
+      if (__float_as_uint(d[i]) != ~0u) {
+        Fail(op.place, "the accumulators of this wgmma have changed before its WgmmaWait");
+      }
+    }
     for (int i = 0; i < 32; ++i) d[i] = op.saved[i];
   }
   AddFragment(block, self, op);
@@ -170,29 +208,32 @@ uint64_t TileDescriptor(const void* smem, Place place) {
   return kMark | (SharedOffset(smem) >> 4);
 }
 
-void WgmmaFence() { Self().wgmma_fenced = true; }
+void WgmmaFence() {
+  Self().wgmma_fenced = true;
+  TrackWgmmaFence();
+}
 
 void WgmmaCommit() { ++Self().wgmma_group; }
 
 void WgmmaShared(float* d, uint64_t desc_a, uint64_t desc_b, Place place) {
   HL_EMU_ENTRY;
   CheckDescriptor(*current_block, desc_a, /*of_rows=*/false, place);
-  Wgmma& op = Issue(d, desc_b, /*b_of_rows=*/false, place);
+  Wgmma& op = Issue(d, /*a=*/nullptr, desc_a, desc_b, /*b_of_rows=*/false, place);
   op.desc_a = desc_a;
-  op.a_in_registers = false;
+  const int thread = Self().linear % 128;
+  op.unit_a = UnitAt(*current_block, desc_a, thread / 2, thread % 2);
+  op.writers_a = TrackIssue(op.unit_a, 16, place);
 }
 
 void WgmmaRegisters(float* d, const uint32_t* a, uint64_t desc_b, Place place) {
   HL_EMU_ENTRY;
-  Wgmma& op = Issue(d, desc_b, /*b_of_rows=*/false, place);
-  op.a_in_registers = true;
+  Wgmma& op = Issue(d, a, /*desc_a=*/0, desc_b, /*b_of_rows=*/false, place);
   WarpGatherA(a, op.a, place);
 }
 
 void WgmmaRegistersOfRows(float* d, const uint32_t* a, uint64_t desc_b, Place place) {
   HL_EMU_ENTRY;
-  Wgmma& op = Issue(d, desc_b, /*b_of_rows=*/true, place);
-  op.a_in_registers = true;
+  Wgmma& op = Issue(d, a, /*desc_a=*/0, desc_b, /*b_of_rows=*/true, place);
   WarpGatherA(a, op.a, place);
 }
 
@@ -215,6 +256,12 @@ void WgmmaWait(int pending, Place) {
     to.a_in_registers = from.a_in_registers;
     to.b_of_rows = from.b_of_rows;
     to.first = from.first;
+    to.registers = from.registers;
+    to.unit_a = from.unit_a;
+    to.unit_b = from.unit_b;
+    to.writers_a = from.writers_a;
+    to.writers_b = from.writers_b;
+    for (int j = 0; j < 4; ++j) to.saved_a[j] = from.saved_a[j];
     for (int j = 0; j < 32; ++j) to.saved[j] = from.saved[j];
     for (int j = 0; j < 32; ++j) to.a[j / 16][j % 16] = from.a[j / 16][j % 16];
   }

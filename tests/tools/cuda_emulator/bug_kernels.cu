@@ -136,6 +136,31 @@ __global__ void MistakeKernel(Mistake mistake, float* global, int count) {
   }
 }
 
+// Loads the tile again after ordinary accesses to it, by one thread.
+HL_DEVICE void OverwriteByCopy(unsigned char* smem, const TensorMap& map, uint64_t* full,
+                               HopperMistake mistake) {
+  using M = HopperMistake;
+  if (mistake != M::kNoFenceBeforeBulkCopy && mistake != M::kCopyOverReads) return;
+  const int thread = static_cast<int>(threadIdx.x);
+  volatile auto* const word = reinterpret_cast<uint16_t*>(smem) + 8 * thread;
+  if (mistake == M::kNoFenceBeforeBulkCopy) {
+    *word = 0x4000;
+    __syncthreads();
+  } else {
+    (void)*word;
+    __syncwarp();
+  }
+  if (thread == 0) {
+    MbarrierArriveExpectTx(full, 8192);
+    TmaLoad2d(smem, &map, full, 0, 0);
+  }
+  MbarrierWait(full, 1);
+}
+
+__global__ void CopyFourFloatsKernel(const float* from, float* to) {
+  *reinterpret_cast<float4*>(to) = *reinterpret_cast<const float4*>(from);
+}
+
 __global__ void __launch_bounds__(128)
     TileSquareKernel(HL_GRID_CONSTANT const TensorMap map, float* out, HopperMistake mistake) {
   HL_DYNAMIC_SMEM(smem);
@@ -144,7 +169,7 @@ __global__ void __launch_bounds__(128)
   const int thread = static_cast<int>(threadIdx.x);
   if (thread == 0) {
     if (mistake != M::kNoMbarrierInit) MbarrierInit(&full, 1);
-    MbarrierInitFence();
+    if (mistake != M::kNoInitFence) MbarrierInitFence();
     const int bytes = mistake == M::kBytesForgotten ? 64
                       : mistake == M::kTooManyBytes ? 8200
                                                     : 8192;
@@ -154,20 +179,38 @@ __global__ void __launch_bounds__(128)
               mistake == M::kMisalignedColumn ? -4 : 0, 0);
     if (mistake == M::kMisalignedBytes) BulkLoad(smem, out, 24, &full);
   }
-  __syncthreads();
+  if (mistake != M::kNoBarrierAfterInit) __syncthreads();
   if (mistake != M::kWaitForgotten) MbarrierWait(&full, 0);
-  if (mistake == M::kNoProxyFence) {
+  if (mistake == M::kNoProxyFence || mistake == M::kFenceOfAnotherThread) {
     reinterpret_cast<uint16_t*>(smem)[8 * thread] = 0x4000;
     __syncthreads();
+    if (mistake == M::kFenceOfAnotherThread && thread == 0) FenceProxyAsync();
+    __syncthreads();
   }
+  OverwriteByCopy(smem, map, &full, mistake);
   float d[32];
   for (float& x : d) x = 0;
+  uint32_t a[4] = {0, 0, 0, 0};
   uint64_t tile = TileDescriptor(smem);
   if (mistake == M::kBadDescriptor) tile = AdvanceTile(tile, 112);
+  if (mistake == M::kTwoDescriptors && thread >= 64) tile = AdvanceTile(tile, 1024);
   if (mistake != M::kNoWgmmaFence) WgmmaFence();
   for (int k = 0; k < 4; ++k) {
     WgmmaM64N64K16(d, AdvanceTile(tile, 32 * k), AdvanceTile(tile, 32 * k));
   }
+  if (mistake == M::kAccumulatorsChanged) {
+    WgmmaCommit();
+    WgmmaWait<0>();
+    WgmmaFence();
+    for (float& x : d) x *= 2;
+    WgmmaM64N64K16(d, tile, tile);
+  }
+  if (mistake == M::kOperandsChanged) a[1] = 1;
+  if (mistake == M::kOperandsChanged || mistake == M::kOperandsChangedInFlight)
+    WgmmaM64N64K16(d, a, tile);
+  if (mistake == M::kOperandsChangedInFlight) a[1] = 1;
+  if (mistake == M::kAccumulatorsChangedInFlight) d[0] = 1;
+  if (mistake == M::kStoreOverReads) reinterpret_cast<uint16_t*>(smem)[8 * thread] = 0x4000;
   if (mistake != M::kNoCommit) WgmmaCommit();
   if (mistake != M::kReadBeforeWait) WgmmaWait<0>();
   for (int i = 0; i < 32; ++i) {
@@ -194,6 +237,10 @@ float BlockSum(const std::vector<float>& x, bool fixed) {
 
 void ShiftInWarp(std::vector<int>& x, bool fixed) {
   Launch({1, 32, 0, "shift"}, nullptr, ShiftInWarpKernel, x.data(), fixed);
+}
+
+void CopyFourFloats(const float* from, float* to) {
+  Launch({1, 1, 0, "vector"}, nullptr, CopyFourFloatsKernel, from, to);
 }
 
 std::vector<uint32_t> CopyTwoGroups(const std::vector<uint32_t>& x, CopyMistake mistake) {

@@ -54,14 +54,28 @@ enum class HopperMistake {
   kMisalignedTile,
   kMisalignedColumn,
   kMisalignedBytes,
+  kNoInitFence,
+  kNoBarrierAfterInit,
   kNoProxyFence,
+  kFenceOfAnotherThread,   // a thread that has not written calls the fence for the writers
+  kNoFenceBeforeBulkCopy,  // a bulk copy overwrites ordinary stores
+  kCopyOverReads,          // a bulk copy overwrites what another thread has loaded
+  kStoreOverReads,         // an ordinary store overwrites an operand before the wait
+  kAccumulatorsChanged,    // after WgmmaFence
+  kOperandsChanged,        // in registers, after WgmmaFence
+  kAccumulatorsChangedInFlight,
+  kOperandsChangedInFlight,
   kNoWgmmaFence,
   kNoCommit,
   kReadBeforeWait,  // the accumulators are read before the wait
   kBadDescriptor,
+  kTwoDescriptors,  // the warps of a warpgroup multiply different tiles
 };
 // out [64, 64] = tile [64, 64] tile^T.
 std::vector<float> TileSquare(const std::vector<uint16_t>& tile, HopperMistake mistake);
+
+// Copies four floats as one vector.
+void CopyFourFloats(const float* from, float* to);
 
 // Two blocks write the same word.
 void WriteFromTwoBlocks(std::vector<int>& out);

@@ -119,7 +119,9 @@ HL_DEVICE void MbarrierInit(uint64_t* barrier, int count HL_LOC) {
 // Makes the initializations visible to TMA. Call it from the thread that initialized the barriers,
 // before __syncthreads().
 HL_DEVICE void MbarrierInitFence() {
-#if !HL_EMULATE
+#if HL_EMULATE
+  emu::FenceProxyAsync();
+#else
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
