@@ -192,9 +192,16 @@ at::Tensor LanguageModel::Logits(const at::Tensor& hidden) const { return head_-
 LossSums LanguageModel::Loss(const at::Tensor& tokens, const at::Tensor& targets,
                              const ForwardContext& context) const {
   const HeadRows rows = RowsOf(Hidden(tokens, context), targets, context);
-  const ops::LinearCrossEntropySums sums =
-      head_->Loss(rows.hidden, rows.targets,
-                  {.z_loss_weight = context.z_loss_weight, .num_targets = context.num_targets});
+  at::Tensor weights;
+  if (context.weigh) {
+    const at::NoGradGuard no_grad;
+    const at::Tensor losses =
+        head_->TokenLosses(rows.hidden, rows.targets, {.num_targets = context.num_targets});
+    weights = context.weigh(AtTokens(losses, tokens, context)).flatten();
+  }
+  const ops::LinearCrossEntropySums sums = head_->Loss(
+      rows.hidden, rows.targets,
+      {.z_loss_weight = context.z_loss_weight, .num_targets = context.num_targets}, weights);
   return {sums.objective, sums.loss, sums.z_loss};
 }
 

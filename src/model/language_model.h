@@ -40,6 +40,9 @@ struct ForwardContext {
   uint64_t seed = 0;
   at::Tensor samples = {};   // [B] int64, see ops::SampleNumbers. Required with dropout.
   at::Tensor segments = {};  // [B, T] int64. Undefined: all tokens belong to segment 0.
+  // Called by Loss with the fp32 losses of the tokens, [B, T], if the objective is not their sum.
+  // Returns the weight of each loss in LossSums::objective and loss, [B, T] fp32. Empty: 1.
+  std::function<at::Tensor(const at::Tensor& token_losses)> weigh = {};
   // Called by attention layers with the inputs of the attention they are about to compute
   // (MixerCall::observe). May be empty.
   std::function<void(int64_t layer, const ops::SoftmaxAttentionInputs&,

@@ -87,14 +87,18 @@ ops::LinearCrossEntropyInputs OutputHead::Inputs(const at::Tensor& hidden,
 }
 
 ops::LinearCrossEntropySums OutputHead::Loss(const at::Tensor& hidden, const at::Tensor& targets,
-                                             const ops::LinearCrossEntropyConfig& config) const {
+                                             const ops::LinearCrossEntropyConfig& config,
+                                             const at::Tensor& row_weights) const {
   ops::LinearCrossEntropyConfig own = config;
   own.weight_is_own = !tied_;
-  return ops::LinearCrossEntropy(Inputs(hidden, targets), own);
+  ops::LinearCrossEntropyInputs inputs = Inputs(hidden, targets);
+  inputs.row_weights = row_weights;
+  return ops::LinearCrossEntropy(inputs, own);
 }
 
-at::Tensor OutputHead::TokenLosses(const at::Tensor& hidden, const at::Tensor& targets) const {
-  return ops::LinearTokenCrossEntropy(Inputs(hidden, targets));
+at::Tensor OutputHead::TokenLosses(const at::Tensor& hidden, const at::Tensor& targets,
+                                   const ops::LinearCrossEntropyConfig& config) const {
+  return ops::LinearTokenCrossEntropy(Inputs(hidden, targets), config);
 }
 
 ops::TokenScores OutputHead::TokenScores(const at::Tensor& hidden, const at::Tensor& targets,

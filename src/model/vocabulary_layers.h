@@ -65,10 +65,12 @@ class OutputHead {
   bool scales_hidden() const { return logit_scale_ != 1; }
 
   at::Tensor Logits(const at::Tensor& hidden) const;  // [..., D] -> [..., vocab] fp32
-  // hidden [N, D], targets [N] int64.
+  // hidden [N, D], targets [N] int64, row_weights [N] fp32 or undefined.
   ops::LinearCrossEntropySums Loss(const at::Tensor& hidden, const at::Tensor& targets,
-                                   const ops::LinearCrossEntropyConfig& config) const;
-  at::Tensor TokenLosses(const at::Tensor& hidden, const at::Tensor& targets) const;  // [N] fp32
+                                   const ops::LinearCrossEntropyConfig& config,
+                                   const at::Tensor& row_weights = {}) const;
+  at::Tensor TokenLosses(const at::Tensor& hidden, const at::Tensor& targets,
+                         const ops::LinearCrossEntropyConfig& config = {}) const;  // [N] fp32
   ops::TokenScores TokenScores(const at::Tensor& hidden, const at::Tensor& targets,
                                const ops::LinearCrossEntropyConfig& config) const;
 

@@ -74,7 +74,8 @@ struct ChosenRows {
 ChosenRows ChooseRows(const LinearCrossEntropyInputs& inputs,
                       const LinearCrossEntropyConfig& config) {
   const int64_t num_rows = inputs.hidden.size(0);
-  const LinearCrossEntropyInputs all = {inputs.hidden, inputs.weight, inputs.targets.contiguous()};
+  const LinearCrossEntropyInputs all = {inputs.hidden, inputs.weight, inputs.targets.contiguous(),
+                                        inputs.row_weights};
   if (config.num_targets < 0 || 2 * config.num_targets > num_rows) return {all, {}, num_rows};
   if (all.targets.is_cpu()) {
     const auto* const target = all.targets.const_data_ptr<int64_t>();
@@ -85,8 +86,10 @@ ChosenRows ChooseRows(const LinearCrossEntropyInputs& inputs,
   // The size is given, so that the host need not wait for the number of matches on a GPU.
   const at::Tensor numbers =
       at::nonzero_static(all.targets >= 0, config.num_targets, /*fill_value=*/0).squeeze(1);
+  const at::Tensor& weights = inputs.row_weights;
   return {{inputs.hidden.index_select(0, numbers), inputs.weight,
-           inputs.targets.index_select(0, numbers)},
+           inputs.targets.index_select(0, numbers),
+           weights.defined() ? weights.index_select(0, numbers) : at::Tensor()},
           numbers,
           num_rows};
 }
@@ -158,11 +161,14 @@ LossResult RunForward(const LinearCrossEntropyInputs& inputs,
     at::Tensor dhidden = result.dhidden.narrow(0, first, count);
     const at::Tensor dlogits =
         kind == LogitGradient::kBf16 ? internal::Bf16Gradient(logits) : logits;
+    if (inputs.row_weights.defined())
+      dlogits.mul_(inputs.row_weights.narrow(0, first, count).unsqueeze(1));
     Multiply(dhidden, dlogits, weight);
     const at::Tensor hidden = inputs.hidden.narrow(0, first, count).to(operand);
     const auto form = first == 0 ? Multiply : AddProduct;
     form(result.dweight, dlogits.t(), hidden);
   });
+  if (inputs.row_weights.defined()) rows.loss.mul_(inputs.row_weights);
   AddRows(rows, result);
   return result;
 }
@@ -210,6 +216,10 @@ void Check(const LinearCrossEntropyInputs& inputs) {
            "cross entropy got hidden ", Describe(hidden), ", weight ", Describe(weight),
            ", targets ", Describe(targets),
            ". Use [N, D], [vocab, D] of one dtype and [N] int64, on one device.");
+  const at::Tensor& weights = inputs.row_weights;
+  HL_CHECK(!weights.defined() ||
+               (FitsWith(hidden, weights, {hidden.size(0)}) && weights.scalar_type() == at::kFloat),
+           "cross entropy got row weights ", Describe(weights), ". Use [N] fp32.");
 }
 
 }  // namespace
@@ -217,6 +227,8 @@ void Check(const LinearCrossEntropyInputs& inputs) {
 LinearCrossEntropySums LinearCrossEntropy(const LinearCrossEntropyInputs& inputs,
                                           const LinearCrossEntropyConfig& config) {
   Check(inputs);
+  HL_CHECK(!inputs.row_weights.defined() || config.z_loss_weight == 0,
+           "row weights need a z_loss_weight of 0, not ", config.z_loss_weight);
   const bool gradient = c10::GradMode::is_enabled() &&
                         (inputs.hidden.requires_grad() || inputs.weight.requires_grad());
   const auto forward = [&]() -> ForwardOf<LinearCrossEntropyOp> {

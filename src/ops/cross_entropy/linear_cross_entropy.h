@@ -18,6 +18,9 @@ struct LinearCrossEntropyInputs {
   // [N] int64; negative: the row has no target. A target outside the vocabulary throws an error
   // (exit 3) on the CPU and makes the sums NaN on a GPU.
   at::Tensor targets;
+  // [N] fp32: factors of the losses of the rows in `objective` and `loss`, for example those of
+  // preference training. Undefined: 1. They need a z_loss_weight of 0.
+  at::Tensor row_weights = {};
 };
 struct LinearCrossEntropyConfig {
   double z_loss_weight = 0;

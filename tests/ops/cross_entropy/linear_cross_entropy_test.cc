@@ -109,6 +109,30 @@ TEST(LinearCrossEntropyTest, GradientsAreFiniteDifferences) {
   }
 }
 
+// A weight multiplies the loss of its row and its gradient.
+TEST(LinearCrossEntropyTest, RowWeights) {
+  const at::Tensor weights = at::tensor({0.5f, 7.0f, -2.0f, 0.0f, 1.5f});
+  for (const int64_t num_targets : {-1, 2}) {  // With 2, the rows of the targets are chosen.
+    at::Tensor targets = Targets();
+    if (num_targets > 0) targets.narrow(0, 3, 2).fill_(-100);
+    const auto loss = [&](const std::vector<at::Tensor>& in) {
+      return LinearCrossEntropy({in[0], in[1], targets, weights},
+                                {.rows_per_block = 2, .num_targets = num_targets == 2 ? 2 : -1});
+    };
+    const LinearCrossEntropyInputs in = MakeInputs(2);
+    test::ExpectFiniteDifferences(
+        [&](const std::vector<at::Tensor>& leaves) { return loss(leaves).objective; },
+        {in.hidden, in.weight});
+    const at::Tensor of_rows = LinearTokenCrossEntropy({in.hidden, in.weight, targets});
+    EXPECT_NEAR(loss({in.hidden, in.weight}).loss.item<double>(),
+                (of_rows * weights).sum().item<double>(), 1e-12);
+  }
+  EXPECT_HL_ERROR(
+      LinearCrossEntropy({MakeInputs(1).hidden, MakeInputs(1).weight, Targets(), weights},
+                         {.z_loss_weight = 0.1}),
+      ExitCode::kInternal, "row weights need a z_loss_weight of 0, not 0.1");
+}
+
 TEST(LinearCrossEntropyTest, FusedRowsMatchFp64) {
   test::ExpectFloatMatchesDouble(
       [](const std::vector<at::Tensor>& in) {
