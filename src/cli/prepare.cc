@@ -235,7 +235,7 @@ void PrintSummary(const data::PrepareExamplesConfig& config, const data::Example
             " examples of the validation and test splits have a text or prompt that is also in "
             "--input, so scores on them include training data. Remove them from one of the two.");
   WarnOfSpecialNames("prepare", "the text", summary.special_names,
-                     config.labels == data::RowLabels::kAnswers ? kParseThem : kMarkupInText);
+                     config.labels == data::RowLabels::kClasses ? kMarkupInText : kParseThem);
 }
 
 void PrepareText(const PrepareOptions& options) {
@@ -248,8 +248,9 @@ void PrepareText(const PrepareOptions& options) {
 
 void PrepareLabelled(const PrepareOptions& options) {
   data::PrepareExamplesConfig config = options.examples_config;
-  config.labels =
-      options.labels == "classes" ? data::RowLabels::kClasses : data::RowLabels::kAnswers;
+  config.labels = options.labels == "classes"       ? data::RowLabels::kClasses
+                  : options.labels == "preferences" ? data::RowLabels::kPreferences
+                                                    : data::RowLabels::kAnswers;
   config.conversations = options.labels == "messages";
   config.input = options.input;
   config.output = options.output;

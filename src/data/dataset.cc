@@ -46,7 +46,7 @@ const char* Name(Split split) {
 }
 
 const char* Name(RowLabels labels) {
-  constexpr const char* kNames[] = {"none", "task", "answers", "classes"};
+  constexpr const char* kNames[] = {"none", "task", "answers", "classes", "preferences"};
   return kNames[static_cast<int>(labels)];
 }
 

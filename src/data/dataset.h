@@ -33,8 +33,10 @@ enum class RowLabels : uint8_t {
   kTask,     // the answers of a synthetic task
   kAnswers,  // the next token, if it belongs to the answer to a prompt
   kClasses,  // the number of the document's class, at the document's first token
+  // As kAnswers. Documents of a row are pairs: the preferred answer, then the rejected one.
+  kPreferences,
 };
-const char* Name(RowLabels labels);  // "none", "task", "answers", "classes"
+const char* Name(RowLabels labels);  // "none", "task", "answers", "classes", "preferences"
 
 // Consecutive rows of one kind, for example of one difficulty.
 struct Segment {

@@ -158,7 +158,7 @@ void ToProto(const Manifest& manifest, proto::DatasetRows* out) {
 // Returns nothing for an unknown name.
 std::optional<RowLabels> LabelsOf(const proto::DatasetRows& rows) {
   if (rows.labels().empty()) return RowLabels::kTask;
-  for (const RowLabels labels : {RowLabels::kAnswers, RowLabels::kClasses})
+  for (const RowLabels labels : {RowLabels::kAnswers, RowLabels::kClasses, RowLabels::kPreferences})
     if (rows.labels() == Name(labels)) return labels;
   return std::nullopt;
 }

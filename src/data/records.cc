@@ -31,6 +31,7 @@ std::string ValueOf(const nlohmann::json& record, const RecordField& field,
                     const std::string& place) {
   const auto found = record.find(field.name);
   if (found == record.end()) {
+    if (field.optional) return "";
     std::string names;
     for (const auto& [name, value] : record.items()) names += (names.empty() ? "" : ", ") + name;
     HL_FAIL(ExitCode::kData, place, "the record has no field '", field.name,

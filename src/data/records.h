@@ -23,6 +23,7 @@ struct RecordField {
   std::string name;
   std::string flag;  // the option that chooses the field, for error messages
   FieldForm form = FieldForm::kString;
+  bool optional = false;  // a JSON record may lack the field, which is then read as ""
 };
 
 struct Record {

@@ -233,6 +233,7 @@ const std::map<data::RowLabels, std::string> kHeld = {
     {data::RowLabels::kAnswers,
      "prompts and answers, labelled by their next tokens. "
      "Use model { objective { next_token {} } }."},
+    {data::RowLabels::kPreferences, "pairs of answers. Use model { objective { next_token {} } }."},
     {data::RowLabels::kClasses,
      "texts and their classes. Use model { objective { classification {} } }."}};
 
@@ -277,6 +278,7 @@ void RequireLabelsOf(const model::LanguageModel& model, const data::TokenView& t
       case data::RowLabels::kTask:
         return objective.takes_labels_of_data() && !classifier;
       case data::RowLabels::kAnswers:
+      case data::RowLabels::kPreferences:
         return objective.predicts_next_token();
       case data::RowLabels::kClasses:
         return classifier.has_value();
@@ -308,6 +310,9 @@ ValidationResult Validate(const model::LanguageModel& model, const data::TokenVi
                           const ValidationConfig& config, dist::Communicator& control) {
   const c10::AutoGradMode no_grad(false);
   RequireLabelsOf(model, tokens);
+  HL_CHECK_AS(ExitCode::kUsage, tokens.labels != data::RowLabels::kPreferences, tokens.name,
+              " holds pairs of answers, which only a run with train.preference compares. Read its "
+              "metrics.jsonl, or use a dataset of --labels answers or messages.");
   RequireWindows(tokens, config.seq_len);
   const int64_t available = data::NumWindows(tokens, WindowLen(config));
   const std::vector<int64_t> windows = ChooseWindows(config.num_windows, available);

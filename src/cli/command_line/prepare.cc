@@ -29,7 +29,9 @@ Use PrepareUse() {
            "halflife prepare --labels answers --input pairs.jsonl --tokenizer bytes "
            "--out pairs.data",
            "halflife prepare --labels messages --input chats.jsonl --template zephyr --tokenizer "
-           "bytes --out chats.data"},
+           "bytes --out chats.data",
+           "halflife prepare --labels preferences --input pairs.jsonl --too-long drop --tokenizer "
+           "bytes --out pairs.data"},
       .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kInterrupted}};
 }
 
@@ -140,12 +142,12 @@ void AddExamples(OptionDeclarer& declare, PrepareOptions& options) {
   declare.BeginMode(kHeadline);
   declare("--labels", options.labels,
           "--input contains labelled records (.tsv with a header line, or .jsonl): texts with "
-          "their classes, prompts with their answers, or conversations as lists of messages "
-          "[none: text]",
-          OneOf({"classes", "answers", "messages"}));
+          "their classes, prompts with their answers, conversations as lists of messages, or "
+          "prompts with a preferred and a rejected answer [none: text]",
+          OneOf({"classes", "answers", "messages", "preferences"}));
   declare("--row-len", config.rules.row_len,
-          "Tokens per row. A row has one text with its class, or as many prompts with answers or "
-          "conversations as fit");
+          "Tokens per row. A row has one text with its class, or as many prompts with answers, "
+          "conversations or pairs of answers as fit");
   declare("--too-long", config.rules.too_long,
           "Examples longer than a row: an error, truncated, or dropped",
           {{"error", TooLong::kError}, {"cut", TooLong::kCut}, {"drop", TooLong::kDrop}});
@@ -156,6 +158,8 @@ void AddExamples(OptionDeclarer& declare, PrepareOptions& options) {
       ->delimiter(',');
   declare("--prompt-field", config.prompt_field, "The field with the prompt");
   declare("--answer-field", config.answer_field, "The field with the answer");
+  declare("--chosen-field", config.chosen_field, "The field with the preferred answer");
+  declare("--rejected-field", config.rejected_field, "The field with the rejected answer");
   AddSpecialTokens(declare, config.rules.special_tokens, "prompts and answers");
   declare("--messages-field", config.messages_field,
           "The field with the messages, [{\"role\": ..., \"content\": ...}, ...]");
@@ -190,11 +194,15 @@ void AddPrepare(CLI::App& app, Request& request) {
   Exclude(command, "--validation-input",
           {"--validation-fraction", "--split-seed", "--validation-tail"});
   Exclude(command, "--validation-tail", {"--validation-fraction", "--split-seed"});
-  command.parse_complete_callback([&command = command] {
+  command.parse_complete_callback([&command = command, &labels = options.labels] {
     RequireValue(command, "--labels", "classes", {"--label-field", "--classes"});
-    RequireValue(command, "--labels", "answers",
-                 {"--prompt-field", "--answer-field", "--special-tokens"});
-    RequireValue(command, "--labels", "messages", {"--messages-field", "--template"});
+    if (labels != "preferences") {
+      RequireValue(command, "--labels", "answers", {"--prompt-field", "--special-tokens"});
+      RequireValue(command, "--labels", "messages", {"--template"});
+    }
+    RequireValue(command, "--labels", "answers", {"--answer-field"});
+    RequireValue(command, "--labels", "messages", {"--messages-field"});
+    RequireValue(command, "--labels", "preferences", {"--chosen-field", "--rejected-field"});
     if (command.count("--labels") > 0) RequireValue(command, "--labels", "classes", {"--field"});
   });
 }

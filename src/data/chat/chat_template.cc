@@ -81,10 +81,10 @@ void AppendText(std::string_view text, bool assistant, std::vector<ChatPiece>& p
   pieces.back().text += text;
 }
 
-// Appends a turn of this content.
+// Appends a turn of this content. `given`: as in ChatMessage.
 void AppendTurn(const ChatTemplate& chat, const TurnFormat& turn, std::string_view content,
-                std::vector<ChatPiece>& pieces) {
-  const bool assistant = turn.role == kAssistant;
+                bool given_turn, std::vector<ChatPiece>& pieces) {
+  const bool assistant = turn.role == kAssistant && !given_turn;
   const size_t given = assistant ? chat.generation_prompt.size() : turn.before.size();
   AppendText(std::string_view(turn.before).substr(0, given), false, pieces);
   AppendText(std::string_view(turn.before).substr(given), true, pieces);
@@ -145,11 +145,11 @@ std::vector<ChatPiece> ChatTemplate::Render(const std::vector<ChatMessage>& mess
   std::vector<ChatPiece> pieces;
   if (begins_with_bos) pieces.push_back({.kind = ChatPiece::Kind::kBos});
   if (!has_system && !default_system.empty())
-    AppendTurn(*this, *Turn(kSystem), default_system, pieces);
+    AppendTurn(*this, *Turn(kSystem), default_system, /*given_turn=*/true, pieces);
   std::string joined = joins_system ? messages[0].content + "\n\n" : "";
   for (const ChatMessage& message : messages | std::views::drop(joins_system ? 1 : 0)) {
     const std::string_view content = trims ? Stripped(message.content) : message.content;
-    AppendTurn(*this, *Turn(message.role), joined + std::string(content), pieces);
+    AppendTurn(*this, *Turn(message.role), joined + std::string(content), message.given, pieces);
     joined.clear();
   }
   if (prompt == GenerationPrompt::kAdd) AppendText(generation_prompt, false, pieces);

@@ -30,6 +30,7 @@ namespace halflife::data {
 struct ChatMessage {
   std::string role;  // system, user or assistant
   std::string content;
+  bool given = false;  // an assistant's message that the model need not learn to write
 };
 
 // A part of a rendered conversation: text, or one special token.

@@ -60,6 +60,24 @@ Example ExampleEncoder::OfChat(ChatTokens tokens, const std::string& place) cons
   return has_label ? example : Example{.dropped = true};
 }
 
+Example ExampleEncoder::OfPair(const Example& chosen, const Example& rejected,
+                               const std::string& place) const {
+  if (chosen.dropped || rejected.dropped) return {.dropped = true};
+  const size_t length = chosen.ids.size() + rejected.ids.size();
+  if (length > static_cast<size_t>(rules_.row_len)) {
+    HL_CHECK_AS(ExitCode::kData, rules_.too_long == TooLong::kDrop, place, "a pair of ", length,
+                " tokens in both sequences, but rows have ", rules_.row_len, ". Use --row-len ",
+                length, " or --too-long drop.");
+    return {.dropped = true};
+  }
+  Example pair = chosen;
+  pair.rejected_begin = chosen.ids.size();
+  pair.ids.insert(pair.ids.end(), rejected.ids.begin(), rejected.ids.end());
+  pair.labels.insert(pair.labels.end(), rejected.labels.begin(), rejected.labels.end());
+  pair.num_bytes += rejected.num_bytes;
+  return pair;
+}
+
 bool ExampleEncoder::LabelNext(Example& example,
                                const std::function<bool(size_t token)>& is_answer) const {
   example.labels.assign(example.ids.size(), kNoTarget);
@@ -77,7 +95,10 @@ void RowPacker::Add(const Example& example) {
   HL_CHECK(length >= 1 && length <= config_.row_len, "an example of ", length, " tokens");
   if (used_ + length > config_.row_len) PadRow();
   if (used_ == 0) ++num_rows_;
-  writer_.AppendLabelled(example.ids, example.labels);
+  const size_t pair = example.rejected_begin;
+  const std::span<const int32_t> ids(example.ids), labels(example.labels);
+  if (pair > 0) writer_.AppendLabelled(ids.first(pair), labels.first(pair));
+  writer_.AppendLabelled(ids.subspan(pair), labels.subspan(pair));
   writer_.CountBytes(example.num_bytes);
   used_ += length;
   if (config_.one_per_row || used_ == config_.row_len) PadRow();

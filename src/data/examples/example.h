@@ -1,5 +1,5 @@
 // Encodes labelled text as tokens and labels, and packs the examples into rows. An example is a
-// text with its class, a prompt with its answer, or a conversation.
+// text with its class, a prompt with its answer, a conversation, or a pair of answers.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,9 @@ struct ExampleRules {
 // A dropped example is empty.
 struct Example {
   std::vector<int32_t> ids, labels;  // equal lengths; kNoTarget marks a token without a label
-  int64_t num_bytes = 0;             // bytes of text before truncation
+  // Of a pair: where the rejected sequence begins, as a document of its own. 0: one document.
+  size_t rejected_begin = 0;
+  int64_t num_bytes = 0;  // bytes of text before truncation
   bool cut = false, dropped = false;
 };
 
@@ -53,6 +55,10 @@ class ExampleEncoder {
   // The label of a token is the next token if an assistant writes that. No eos is added: the
   // template ends the turns. An example without any label left is dropped.
   Example OfChat(ChatTokens tokens, const std::string& place) const;
+  // Joins two sequences, which may be of any length, to a pair. Both must fit into one row, and the
+  // pair is dropped with either of them. They are never truncated, because the ends of answers
+  // count.
+  Example OfPair(const Example& chosen, const Example& rejected, const std::string& place) const;
 
  private:
   // Truncates `ids` to the row length, or throws. Returns false if the example must be dropped.
@@ -70,8 +76,9 @@ struct RowPackerConfig {
   bool one_per_row = false;  // one example per row; otherwise as many as fit, in order
 };
 
-// Packs examples, each of which is one document, into rows of equal length. The rest of a row is
-// one more document of padding, which has no labels and which no example can attend to.
+// Packs examples, each of which is one document or a pair of them, into rows of equal length. The
+// rest of a row is one more document of padding, which has no labels and which no example can
+// attend to.
 class RowPacker {
  public:
   // `writer` is borrowed and must be configured with labels.

@@ -14,6 +14,7 @@
 #include "core/log.h"
 #include "data/chat/chat_tokens.h"
 #include "data/examples/example.h"
+#include "data/examples/preference_record.h"
 #include "data/manifest.h"
 #include "data/prepare/document_encoder.h"
 #include "data/prepare/ordered_pipeline.h"
@@ -37,7 +38,8 @@ void CheckConfig(const PrepareExamplesConfig& config) {
   const auto require = [](bool holds, const auto&... words) {
     HL_CHECK_AS(ExitCode::kUsage, holds, words...);
   };
-  HL_CHECK(config.labels == RowLabels::kClasses || config.labels == RowLabels::kAnswers);
+  HL_CHECK(config.labels == RowLabels::kClasses || config.labels == RowLabels::kAnswers ||
+           config.labels == RowLabels::kPreferences);
   HL_CHECK(config.labels == RowLabels::kAnswers || !config.conversations);
   require(!config.input.paths.empty(), "--input names no file. Use a .tsv or .jsonl file.");
   require(!config.input.tokenizer.empty(), "--labels ", LabelsFlag(config),
@@ -46,6 +48,8 @@ void CheckConfig(const PrepareExamplesConfig& config) {
   constexpr int64_t kMostTokens = int64_t{1} << 24;
   require(config.rules.row_len >= 2 && config.rules.row_len <= kMostTokens, "--row-len ",
           config.rules.row_len, " is out of range. Use 2 to ", kMostTokens, " tokens.");
+  require(config.labels != RowLabels::kPreferences || config.rules.too_long != TooLong::kCut,
+          "--too-long cut would change the answers that are compared. Use --too-long drop.");
   require(config.labels == RowLabels::kClasses || config.classes.empty(),
           "--classes requires --labels classes");
   require(config.classes.empty() || config.classes.size() >= 2,
@@ -62,6 +66,10 @@ std::vector<RecordField> FieldsOf(const PrepareExamplesConfig& config) {
     return {{config.input.field, "--field"},
             {config.label_field, "--label-field", FieldForm::kScalar}};
   if (config.conversations) return {{config.messages_field, "--messages-field", FieldForm::kJson}};
+  if (config.labels == RowLabels::kPreferences)
+    return {{config.prompt_field, "--prompt-field", FieldForm::kJson, /*optional=*/true},
+            {config.chosen_field, "--chosen-field", FieldForm::kJson},
+            {config.rejected_field, "--rejected-field", FieldForm::kJson}};
   return {{config.prompt_field, "--prompt-field"}, {config.answer_field, "--answer-field"}};
 }
 
@@ -80,16 +88,22 @@ std::vector<std::string> InOrder(const std::set<std::string>& names) {
   return sorted;
 }
 
-std::optional<ChatTemplate> ChooseTemplate(const PrepareExamplesConfig& config,
-                                           const Tokenizer& tokenizer) {
-  if (!config.conversations) return std::nullopt;
-  if (!config.chat_template.empty()) return RequireChatTemplate(config.chat_template);
-  std::optional<ChatTemplate> chat = DetectChatTemplate(tokenizer.chat_templates());
+void RequireTemplate(const std::optional<ChatTemplate>& chat, const PrepareExamplesConfig& config,
+                     const Tokenizer& tokenizer) {
   HL_CHECK_AS(
       ExitCode::kUsage, chat.has_value(), "the tokenizer ", config.input.tokenizer,
       tokenizer.chat_templates().empty() ? " has no chat template"
                                          : " has a chat template that this program did not write",
       ". Name the template of the model with --template: ", Join(ChatTemplateNames(), ", "), ".");
+}
+
+// Preferences need a template only if a record is a conversation.
+std::optional<ChatTemplate> ChooseTemplate(const PrepareExamplesConfig& config,
+                                           const Tokenizer& tokenizer) {
+  if (!config.conversations && config.labels != RowLabels::kPreferences) return std::nullopt;
+  if (!config.chat_template.empty()) return RequireChatTemplate(config.chat_template);
+  std::optional<ChatTemplate> chat = DetectChatTemplate(tokenizer.chat_templates());
+  if (config.conversations) RequireTemplate(chat, config, tokenizer);
   return chat;
 }
 
@@ -130,6 +144,8 @@ class ExampleSet {
         tokenizer_(OpenTokenizer(config.input.tokenizer)),
         chat_(ChooseTemplate(config, *tokenizer_)),
         encoder_(*tokenizer_, config.rules),
+        any_length_(*tokenizer_,
+                    {.row_len = INT64_MAX, .special_tokens = config.rules.special_tokens}),
         threads_(config.output.NumThreads()) {
     const bool splits = config.input.validation_paths.empty();
     AddSource(config.input.paths, "--input", splits ? std::nullopt : std::optional(Split::kTrain));
@@ -163,6 +179,12 @@ class ExampleSet {
   std::optional<EncodedExamples::One> EncodeConversation(const std::string& messages,
                                                          const DocumentRules& split,
                                                          const std::string& place) const;
+  std::optional<EncodedExamples::One> EncodePair(const Record& record, const DocumentRules& split,
+                                                 const std::string& place,
+                                                 NameCounts& special_names) const;
+  Example EncodeChosenOrRejected(const PreferenceRecord& record,
+                                 const PreferenceRecord::Answer& answer,
+                                 const std::string& place) const;
   int32_t ClassOf(const std::string& name, const std::string& place) const;
   Writer MakeWriter(const fs::path& folder, Split split) const;
   SplitRecord Finish(Writer& writer, Split split) const;
@@ -172,6 +194,7 @@ class ExampleSet {
   const std::unique_ptr<Tokenizer> tokenizer_;
   const std::optional<ChatTemplate> chat_;  // of conversations
   const ExampleEncoder encoder_;
+  const ExampleEncoder any_length_;  // for the sequences of pairs
   const int threads_;
   std::vector<std::unique_ptr<RecordSource>> sources_;  // the first one is --input
   std::vector<std::string> classes_;
@@ -186,7 +209,9 @@ class ExampleSet {
 void ExampleSet::AddSource(const std::vector<std::string>& names, const char* flag,
                            std::optional<Split> split) {
   if (names.empty()) return;
-  InputFiles files = FindInputFiles(names, flag, kRecordFormats);
+  const std::span<const TextFormat> all = kRecordFormats;  // .jsonl is the last
+  const auto formats = config_.labels == RowLabels::kPreferences ? all.last(1) : all;
+  InputFiles files = FindInputFiles(names, flag, formats);
   if (!sources_.empty()) RequireApart(sources_.front()->files, files, flag);
   RecordReader reader(files.files, FieldsOf(config_));
   sources_.push_back(std::make_unique<RecordSource>(std::move(files), std::move(reader), split));
@@ -282,6 +307,38 @@ std::optional<EncodedExamples::One> ExampleSet::EncodeConversation(const std::st
   return one;
 }
 
+Example ExampleSet::EncodeChosenOrRejected(const PreferenceRecord& record,
+                                           const PreferenceRecord::Answer& answer,
+                                           const std::string& place) const {
+  if (!record.is_conversation()) return any_length_.OfAnswer(record.prompt, answer.text, place);
+  RequireTemplate(chat_, config_, *tokenizer_);
+  Example example = any_length_.OfChat(
+      EncodeChat(*tokenizer_, chat_->Render(answer.messages, GenerationPrompt::kOmit, place)),
+      place);
+  for (const ChatMessage& message : answer.messages)
+    example.num_bytes += static_cast<int64_t>(message.content.size());
+  return example;
+}
+
+// Returns nothing for a pair without two answers.
+std::optional<EncodedExamples::One> ExampleSet::EncodePair(const Record& record,
+                                                           const DocumentRules& split,
+                                                           const std::string& place,
+                                                           NameCounts& special_names) const {
+  const PreferenceRecord pair =
+      ReadPreference(record.values[0], record.values[1], record.values[2], place);
+  if (!pair.has_answers()) return std::nullopt;
+  if (!pair.is_conversation() && config_.rules.special_tokens == SpecialTokens::kPlain)
+    for (const std::string* const text : {&pair.prompt, &pair.chosen.text, &pair.rejected.text})
+      tokenizer_->CountSpecialNames(*text, special_names);
+  const Hash128 content = ContentHash(pair.prompt.empty() ? pair.chosen.text : pair.prompt);
+  return EncodedExamples::One{
+      .split = ChooseSplit(content, split),
+      .content = content,
+      .example = encoder_.OfPair(EncodeChosenOrRejected(pair, pair.chosen, place),
+                                 EncodeChosenOrRejected(pair, pair.rejected, place), place)};
+}
+
 EncodedExamples ExampleSet::Encode(const RecordSource& source, TextChunk chunk) const {
   const DocumentRules split = {.validation_fraction = config_.input.FractionOrUsual(),
                                .split_seed = config_.input.split_seed,
@@ -289,8 +346,10 @@ EncodedExamples ExampleSet::Encode(const RecordSource& source, TextChunk chunk) 
   EncodedExamples encoded = {.examples = {}, .disk_bytes = chunk.disk_bytes};
   source.reader.ForEach(chunk, [&](const Record& record) {
     const std::string place = Concat(chunk.file->path.string(), ":", record.line, ": ");
-    if (chat_) {
-      auto one = EncodeConversation(record.values[0], split, place);
+    const bool pairs = config_.labels == RowLabels::kPreferences;
+    if (config_.conversations || pairs) {
+      auto one = pairs ? EncodePair(record, split, place, encoded.special_names)
+                       : EncodeConversation(record.values[0], split, place);
       one ? encoded.examples.push_back(*std::move(one)) : void(++encoded.num_empty);
       return;
     }
@@ -345,9 +404,8 @@ std::vector<std::pair<std::string, std::string>> ExampleSet::Parameters() const 
   for (const RecordField& field : FieldsOf(config_))
     parameters.emplace_back(field.flag.substr(2), field.name);
   parameters.emplace_back("too-long", Name(config_.rules.too_long));
-  if (chat_)
-    parameters.emplace_back("template", chat_->name);
-  else if (config_.labels == RowLabels::kAnswers)
+  if (chat_) parameters.emplace_back("template", chat_->name);
+  if (!config_.conversations && config_.labels != RowLabels::kClasses)
     parameters.emplace_back("special-tokens", Name(config_.rules.special_tokens));
   parameters.emplace_back("invalid-utf8", config_.input.replace_invalid_utf8 ? "replace" : "error");
   if (config_.input.validation_paths.empty()) {

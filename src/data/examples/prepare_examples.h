@@ -1,5 +1,5 @@
 // Prepares a dataset of labelled text: rows of texts with their classes, of prompts with their
-// answers, or of conversations.
+// answers, of conversations, or of prompts with two answers, of which one is preferred.
 //
 //   PrepareExamples({.labels = RowLabels::kClasses,
 //                    .input = {.paths = {"train.tsv"},
@@ -20,22 +20,26 @@
 namespace halflife::data {
 
 struct PrepareExamplesConfig {
-  RowLabels labels = RowLabels::kClasses;  // kClasses or kAnswers
-  // .tsv files whose first line names the columns, or .jsonl files. Without validation_paths, the
-  // split of an example depends on its text or prompt (or on the answer if there is no prompt). The
-  // prompt of a conversation is all that comes before the first answer.
-  // `input.field` is used only with kClasses.
+  RowLabels labels = RowLabels::kClasses;  // kClasses, kAnswers or kPreferences
+  // .tsv files whose first line names the columns, or .jsonl files, which preferences must be.
+  // Without validation_paths, the split of an example depends on its text or prompt (or on the
+  // answer if there is no prompt). The prompt of a conversation is all that comes before the first
+  // answer. `input.field` is used only with kClasses.
   PrepareInput input;
   std::vector<std::string> test_inputs;
   ExampleRules rules;
-  std::string label_field = "label";                             // only with kClasses
-  std::string prompt_field = "prompt", answer_field = "answer";  // only with kAnswers
+  std::string label_field = "label";    // only with kClasses
+  std::string prompt_field = "prompt";  // kAnswers, kPreferences
+  std::string answer_field = "answer";  // only with kAnswers
+  // Only with kPreferences (data/examples/preference_record.h).
+  std::string chosen_field = "chosen", rejected_field = "rejected";
   // With kAnswers: a record is a conversation, and the turns of its assistant are the answers. The
   // field is a list of messages (data/chat/chat_tokens.h), and prompt_field and answer_field are
   // not used.
   bool conversations = false;
   std::string messages_field = "messages";
-  // The name of the chat template. If empty, the one that is detected in the tokenizer.
+  // The name of the chat template of conversations, also those of preferences. If empty, the one
+  // that is detected in the tokenizer.
   std::string chat_template;
   // Class names in the order of their numbers. If empty, the labels of `input`: sorted numerically
   // if all are whole numbers, otherwise by bytes.
@@ -50,7 +54,7 @@ struct ExamplesSummary {
   ExampleCounts train, validation, test;
   std::vector<std::string> classes;  // only with kClasses
   std::string tokenizer_kind;
-  std::string chat_template;             // only of conversations
+  std::string chat_template;             // of conversations and preferences; may be empty
   int64_t num_empty = 0;                 // skipped because they have no text or no answer
   int64_t num_cut = 0, num_dropped = 0;  // because of ExampleRules::too_long
   NameCounts special_names;              // special token names that were encoded as characters

@@ -143,6 +143,92 @@ TEST_F(PrepareExamplesTest, RowsOfConversations) {
   EXPECT_EQ(PrepareExamples(config).chat_template, "zephyr");
 }
 
+// Both sequences of a pair are in one row, as documents of their own.
+TEST_F(PrepareExamplesTest, RowsOfPreferences) {
+  PrepareExamplesConfig config =
+      Answers("pairs",
+              "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"cd\"}\n"
+              "{\"prompt\": \"e\", \"chosen\": \"\", \"rejected\": \"f\"}\n"
+              "{\"prompt\": \"g\", \"chosen\": \"h\", \"rejected\": \"i\"}\n"
+              "{\"prompt\": \"jklmn\", \"chosen\": \"o\", \"rejected\": \"p\"}\n");
+  config.labels = RowLabels::kPreferences;
+  config.rules.too_long = TooLong::kDrop;
+  const ExamplesSummary summary = PrepareExamples(config);
+  EXPECT_EQ(summary.train.num_examples, 2);
+  EXPECT_EQ(summary.train.num_rows, 2);
+  EXPECT_EQ(summary.num_empty, 1);
+  EXPECT_EQ(summary.num_dropped, 1) << "14 tokens do not fit into 8";
+  const Dataset dataset = Dataset::Open(config.output.out);
+  EXPECT_EQ(dataset.info().labels, RowLabels::kPreferences);
+  const Batch batch = ReadWindows(dataset, Split::kTrain, 8, 0, 2);
+  EXPECT_EQ(batch.cu_seqlens, (std::vector<int32_t>{0, 3, 7, 8, 11, 14, 16}));
+  const int32_t no = kNoTarget;
+  const auto id = [](char c) { return c + 3; };
+  EXPECT_EQ(batch.targets, (std::vector<int32_t>{id('b'), 1, no, id('c'), id('d'), 1, no, no,
+                                                 id('h'), 1, no, id('i'), 1, no, no, no}));
+
+  config.rules.too_long = TooLong::kError;
+  config.output.out = dir_ / "refused";
+  EXPECT_HL_ERROR(PrepareExamples(config), ExitCode::kData,
+                  "pairs.jsonl:4: a pair of 14 tokens in both sequences, but rows have 8. "
+                  "Use --row-len 14 or --too-long drop.");
+  config.rules.too_long = TooLong::kCut;
+  EXPECT_HL_ERROR(
+      PrepareExamples(config), ExitCode::kUsage,
+      "--too-long cut would change the answers that are compared. Use --too-long drop.");
+}
+
+// A prompt is a list of messages, or the messages that both answers begin with. Only the last turn
+// has labels.
+TEST_F(PrepareExamplesTest, PreferencesOfConversations) {
+  const std::string user = R"({"role": "user", "content": "a"})",
+                    first = R"({"role": "assistant", "content": "b"})",
+                    again = R"({"role": "user", "content": "c"})",
+                    good = R"({"role": "assistant", "content": "dd"})",
+                    bad = R"({"role": "assistant", "content": "e"})";
+  const auto list = [](const std::vector<std::string>& items) {
+    return Concat("[", Join(items, ", "), "]");
+  };
+  const std::string with_prompt =
+      Concat(R"({"prompt": )", list({user, first, again}), R"(, "chosen": )", list({good}),
+             R"(, "rejected": )", list({bad}), "}\n");
+  const std::string without =
+      Concat(R"({"prompt": "a", "chosen": )", list({user, first, again, good}), R"(, "rejected": )",
+             list({user, first, again, bad}), "}\n");
+  const std::string none =
+      Concat(R"({"chosen": )", list({user}), R"(, "rejected": )", list({user, bad}), "}\n");
+  PrepareExamplesConfig config = Answers("chats", with_prompt + without + none);
+  config.labels = RowLabels::kPreferences;
+  config.chat_template = "zephyr";
+  config.rules.row_len = 128;
+  const ExamplesSummary summary = PrepareExamples(config);
+  EXPECT_EQ(summary.train.num_rows, 2);
+  EXPECT_EQ(summary.num_empty, 1);
+  const Dataset dataset = Dataset::Open(config.output.out);
+  const Batch one = ReadWindows(dataset, Split::kTrain, 128, 0, 1),
+              two = ReadWindows(dataset, Split::kTrain, 128, 1, 1);
+  EXPECT_EQ(one.inputs, two.inputs);
+  EXPECT_EQ(one.targets, two.targets);
+  EXPECT_EQ(one.cu_seqlens.size(), 4u) << "two sequences and padding";
+  EXPECT_EQ(one.num_targets, 5) << "d, d, eos, e, eos";
+
+  const auto refuse = [&](const std::string& text, const std::string& name, ExitCode code,
+                          const char* words) {
+    PrepareExamplesConfig bad_config = config;
+    bad_config.input.paths = {File("bad.jsonl", text)};
+    bad_config.chat_template = name;
+    bad_config.output.out = dir_ / "refused";
+    EXPECT_HL_ERROR(PrepareExamples(bad_config), code, words);
+  };
+  refuse(with_prompt, "", ExitCode::kUsage, "the tokenizer bytes has no chat template");
+  refuse(R"({"prompt": "a", "chosen": "b", "rejected": []})", "zephyr", ExitCode::kData,
+         "bad.jsonl:1: the chosen answer is a JSON string and the rejected one a JSON array. Use "
+         "two strings, or two lists of messages.");
+  refuse(R"({"chosen": "b", "rejected": "c"})", "zephyr", ExitCode::kData,
+         "bad.jsonl:1: the record has no prompt. Answers that are texts need a prompt that is a "
+         "text; choose it with --prompt-field.");
+}
+
 TEST_F(PrepareExamplesTest, RefusesConversations) {
   const auto refuse = [&](const std::string& text, const char* name, ExitCode code,
                           const char* words) {
