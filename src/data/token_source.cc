@@ -239,6 +239,11 @@ class TokenSource::Impl {
            position_ % micro_batches() *
                static_cast<uint64_t>(config_.micro_batch * config_.dp_size);
   }
+  int64_t WindowOf(uint64_t sample) const {
+    const auto num_windows = static_cast<uint64_t>(order_.num_windows);
+    return static_cast<int64_t>(PermuteIndex(sample % num_windows, num_windows, config_.seed,
+                                             /*epoch=*/sample / num_windows));
+  }
   const SampleOrder& order() const { return order_; }
   const Blend* blend() const { return blend_ ? &*blend_ : nullptr; }
   double TakeWaitSeconds() { return std::exchange(wait_seconds_, 0.0); }
@@ -261,7 +266,6 @@ class TokenSource::Impl {
                                 : dp_rank * micro_batches() + accumulation;
     const uint64_t first = number * micro;  // index in the rows of the step
     const auto num_rows = static_cast<uint64_t>(order_.NumSamples(step));
-    const auto num_windows = static_cast<uint64_t>(order_.num_windows);
     Batch batch = MakeBatch(config_.micro_batch, config_.seq_len);
     for (uint64_t row = first; row < first + micro; ++row) {
       if (row >= num_rows) {
@@ -274,9 +278,7 @@ class TokenSource::Impl {
         AppendRow(views_[static_cast<size_t>(at.source)], at.window, sample, batch);
         continue;
       }
-      const uint64_t window = PermuteIndex(sample % num_windows, num_windows, config_.seed,
-                                           /*epoch=*/sample / num_windows);
-      AppendRow(views_[0], static_cast<int64_t>(window), sample, batch);
+      AppendRow(views_[0], WindowOf(sample), sample, batch);
     }
     batch.cu_seqlens.push_back(static_cast<int32_t>(batch.inputs.size()));
     if (config_.on_read) config_.on_read(begin_us, UnixMicroseconds());
@@ -361,6 +363,7 @@ TokenSource::TokenSource(std::vector<TokenView> views, Blend blend, const TokenS
 TokenSource::~TokenSource() = default;
 Batch TokenSource::Next() { return impl_->Next(); }
 int64_t TokenSource::num_windows() const { return impl_->order().num_windows; }
+int64_t TokenSource::WindowOf(uint64_t sample) const { return impl_->WindowOf(sample); }
 const SampleOrder& TokenSource::order() const { return impl_->order(); }
 const Blend* TokenSource::blend() const { return impl_->blend(); }
 uint64_t TokenSource::next_sample() const { return impl_->next_sample(); }

@@ -68,6 +68,8 @@ class TokenSource {
   // The global number of the first sample of the next micro-batches of all ranks. Between steps
   // this is order().FirstSample of the next step.
   uint64_t next_sample() const;
+  // The row of the split that a sample is. Not for blends.
+  int64_t WindowOf(uint64_t sample) const;
   // Discards batches that were read ahead and continues at this sample, which must be the first of
   // a step.
   void Seek(uint64_t next_sample);

@@ -97,8 +97,9 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
 
 // Returns the level of a file of src/train. A level may include itself and lower levels.
 int TrainRoom(const std::string& path) {
-  static const std::vector<std::string> kRooms = {"train/config/", "train/lora/",   "train/step/",
-                                                  "train/plan/",   "train/record/", "train/loop/"};
+  static const std::vector<std::string> kRooms = {
+      "train/config/", "train/lora/",   "train/preference/", "train/step/",
+      "train/plan/",   "train/record/", "train/loop/"};
   const auto room = std::find_if(kRooms.begin(), kRooms.end(), [&](const std::string& prefix) {
     return path.starts_with(prefix);
   });

@@ -168,6 +168,11 @@ constexpr ForeignName kForeignNames[] = {
      "ranks."},
     {"ddp_timeout, nccl_timeout", "comm.timeout_s", "180", "It is in seconds."},
 
+    // Preferences.
+    {"dpo, preference_loss", "train.preference.loss", "\"dpo\"",
+     "The dataset has pairs of answers (`halflife prepare --labels preferences`)."},
+    {"dpo_beta, preference_beta", "train.preference.beta", "0.1", ""},
+
     // Blocks.
     {"training, trainer, training_args", "train", "{ steps: 1000 }", ""},
     {"dataset, datasets, dataloader", "data", "{ path: \"datasets/mine\" }", ""},
@@ -207,8 +212,9 @@ constexpr ForeignName kForeignNames[] = {
     // Other ways of training.
     {"qlora, dora, peft, adapter", "", "",
      "Use lora { rank: 8 } with `halflife train --init-from RUN`."},
-    {"dpo, ppo, grpo, rlhf, reward_model", "", "",
-     "Use supervised answers: `halflife prepare --labels answers` or `messages`."},
+    {"ppo, grpo, rlhf, reward_model", "", "",
+     "Use train.preference.loss \"dpo\" with pairs of answers (`halflife prepare --labels "
+     "preferences`)."},
     {"moe, mixture_of_experts, num_experts, num_local_experts, n_routed_experts", "", "",
      "Use a dense channel mixer: swiglu, glu or mlp."},
     {"int8, int4, quantization, load_in_8bit, load_in_4bit", "", "",

@@ -198,6 +198,14 @@ void RequireDataset(const RunConfig& config, const model::LanguageModel& model,
     eval::RequireWindows(data::ViewOf(dataset, data::SplitOf(config.eval.split)),
                          config.data.seq_len);
   eval::RequireLabelsOf(model, data::ViewOf(dataset, data::Split::kTrain));
+  const bool pairs = dataset.info().labels == data::RowLabels::kPreferences;
+  HL_CHECK_AS(ExitCode::kUsage, pairs == config.train.preference.is_on(), "the dataset ",
+              dataset.folder().string(),
+              pairs ? " has pairs of answers" : " has no pairs of answers",
+              ", and train.preference.loss is ", config.train.preference.loss, ". Use ",
+              pairs ? "--set train.preference.loss=dpo."
+                    : "a dataset of `halflife prepare --labels preferences`, or "
+                      "--set train.preference.loss=none.");
 }
 
 void RequireSlicesOn(Device device, const RunConfig& config) {

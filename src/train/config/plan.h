@@ -50,7 +50,7 @@ void RequireRows(const RunConfig& config, const model::LanguageModel& model,
 
 // Checks the dataset against the recipe: RequireRows, a vocabulary within the model's, at least one
 // whole row in the split of eval.split if it exists, at least one whole step in the training split,
-// and the labels that the objective needs. Error kUsage or kData.
+// and the labels that the objective and train.preference need. Error kUsage or kData.
 void RequireDataset(const RunConfig& config, const model::LanguageModel& model,
                     const data::Dataset& dataset);
 

@@ -69,6 +69,8 @@ void VisitLoop(const Direction& direction, proto::TrainConfig& m, LoopConfig& c)
   HL_FIELD(m, patience, c.patience);
   HL_FIELD(m, spike_sigmas, c.spike_sigmas);
   HL_FIELD((*m.mutable_fp8()), min_width, c.fp8.min_width);
+  HL_FIELD((*m.mutable_preference()), loss, c.preference.loss);
+  HL_FIELD((*m.mutable_preference()), beta, c.preference.beta);
 }
 
 template <typename Direction>

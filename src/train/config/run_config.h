@@ -92,6 +92,13 @@ struct Float8Config {
   int64_t min_width = 1024;
 };
 
+// See train/preference/preference_loss.h.
+struct PreferenceConfig {
+  std::string loss = "none";
+  double beta = 0.1;
+  bool is_on() const { return loss != "none"; }
+};
+
 struct LoopConfig {
   int64_t steps = 1000;
   int64_t global_batch = 8;
@@ -113,6 +120,7 @@ struct LoopConfig {
   int64_t patience = 0;
   double spike_sigmas = 0;
   Float8Config fp8;
+  PreferenceConfig preference;
 
   // fp8 differs from bf16 only in the products of some layers.
   bool computes_in_bf16() const { return precision != "fp32"; }

@@ -206,6 +206,24 @@ void CheckLoop(const RunConfig& c, int world_size, Problems& problems) {
   problems.Require(t.time_limit_s >= 0, "train.time_limit_s", t.time_limit_s, "a number >= 0");
 }
 
+void CheckPreference(const RunConfig& c, Problems& problems) {
+  const PreferenceConfig& preference = c.train.preference;
+  problems.OneOf("train.preference.loss", preference.loss, {"none", "dpo", "ipo"});
+  problems.Require(std::isfinite(preference.beta) && preference.beta > 0, "train.preference.beta",
+                   preference.beta, "a number > 0, e.g. 0.1");
+  if (!preference.is_on()) return;
+  const auto only = [&](bool holds, const std::string& setting) {
+    problems.Require(holds, "train.preference.loss", preference.loss,
+                     Concat("none with ", setting));
+  };
+  only(c.model.objective.name() == "next_token", "an objective other than next_token");
+  only(!c.data.is_blend(), "data.source: the pairs must be in one dataset, data.path");
+  only(c.eval.sets.empty(), "eval.set: only the split of data.path is validated");
+  only(c.data.positions.plain(), "data.positions other than plain");
+  only(c.train.z_loss == 0, "train.z_loss above 0");
+  only(!c.train.cuda_graphs, "train.cuda_graphs: pairs have different numbers of tokens");
+}
+
 // Refuses settings that a recorded CUDA graph cannot replay, or with which it is never replayed.
 void CheckGraphs(const RunConfig& c, int world_size, Problems& problems) {
   if (!c.train.cuda_graphs) return;
@@ -390,6 +408,7 @@ void Validate(const RunConfig& config, int world_size) {
   CheckOptimizer(config, problems);
   CheckLoop(config, world_size, problems);
   CheckGraphs(config, world_size, problems);
+  CheckPreference(config, problems);
   problems.Require(config.eval.every >= 0, "eval.every", config.eval.every, "a number >= 0");
   problems.Require(config.eval.every_epochs >= 0, "eval.every_epochs", config.eval.every_epochs,
                    "a number >= 0");

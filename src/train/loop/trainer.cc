@@ -16,6 +16,7 @@
 #include "core/human.h"
 #include "core/log.h"
 #include "core/versions.h"
+#include "eval/validation.h"
 #include "model/model_cost.h"
 #include "ops/torch/tensor_ref.h"
 #include "train/config/plan.h"
@@ -144,6 +145,7 @@ Trainer::Trainer(RunConfig config, Device device, RunFolder folder, dist::RankCo
   runner_ = std::make_unique<StepRunner>(config_, model_, *arena_, *source_, context_, device_,
                                          lora_ ? &*lora_ : nullptr);
   runner_->ShareParameters();
+  if (config_.train.preference.is_on()) StartPreference(options);
   WarnOfSchedule();
   save_ = std::make_unique<BackgroundSave>(*store_, *store_comm_, *arena_);
   folder_.Keep();
@@ -287,6 +289,7 @@ void Trainer::Resume(const TrainOptions& options) {
     FinishLoad();
     state_ = loaded->state;
     if (state_.num_updates == 0) StartAverage();
+    resumed_run_ = ckpt::RunOfStep(loaded->path);
     damage_ = loaded->damage;
     state_.parent_step = loaded->path.filename().string();
     HL_INFO("train", "resumed from ", loaded->path.string(), ", step ", state_.step);
@@ -347,6 +350,46 @@ void Trainer::LoadLoraBase() {
               ckpt::kLoraBaseFolder, " of the run whose step is resumed.");
   const ckpt::StepWeights base(std::move(reader));
   lora_->Load(base);
+}
+
+ScoringConfig Trainer::ScoringOfPairs() const {
+  return {.seq_len = config_.data.seq_len,
+          .batch = config_.train.micro_batch,
+          .parallel = runner_->parallel(),
+          .equal_passes = config_.parallel.zero_stage == 3};
+}
+
+// Scores all pairs by the initial model, or reads the scores of the run that is resumed.
+void Trainer::StartPreference(const TrainOptions& options) {
+  const data::Dataset& dataset = data_.training();
+  reference_.run_id = state_.run_id;
+  for (const data::Split split : data::kSplits)
+    if (dataset.split(split).num_tokens > 0)
+      reference_.splits[split] = AnswerScores(data::ViewOf(dataset, split));
+  if (!resumed_run_.empty()) {
+    ReadReference(resumed_run_, reference_);
+  } else {
+    HL_CHECK_AS(ExitCode::kUsage, options.init_from != nullptr, "train.preference.loss ",
+                config_.train.preference.loss,
+                " compares the answers with those of another model, and none is named. Use "
+                "--init-from RUN.");
+    runner_->AwaitParameters();
+    Heartbeat("reference");
+    const Stopwatch watch;
+    int64_t num_pairs = 0;
+    for (auto& [split, scores] : reference_.splits) {
+      const data::TokenView view = data::ViewOf(dataset, split);
+      const int64_t num_rows = data::NumWindows(view, config_.data.seq_len);
+      scores = ScoreAnswers(model_, view, eval::ChooseWindows(0, num_rows), ScoringOfPairs(),
+                            context_.control());
+      num_pairs += scores.num_pairs();
+    }
+    HL_INFO("train", "the initial model has scored ", Counted(num_pairs, "pair"), " in ",
+            HumanSeconds(watch.Seconds()));
+  }
+  if (context_.rank() == 0 && resumed_run_ != folder_.path())
+    WriteReference(folder_.path(), reference_);
+  runner_->SetReference(reference_.splits.at(data::Split::kTrain));
 }
 
 std::unique_ptr<EventLog> Trainer::OpenEvents() const {
@@ -443,15 +486,38 @@ void Trainer::Heartbeat(const char* phase) {
   }
 }
 
+SetResult Trainer::ScorePairs(const ValidationSet& set) {
+  const int64_t available = data::NumWindows(set.tokens, config_.data.seq_len);
+  const std::vector<int64_t> rows = eval::ChooseWindows(set.num_windows, available);
+  const AnswerScores scores =
+      ScoreAnswers(model_, set.tokens, rows, ScoringOfPairs(), context_.control());
+  const ComparedRows compared =
+      CompareRows(config_.train.preference, set.tokens, config_.data.seq_len, rows, scores,
+                  reference_.splits.at(data::SplitOf(config_.eval.split)));
+  const auto* const sums = compared.sums.const_data_ptr<double>();
+  const auto mean = [&](double sum) { return sum / static_cast<double>(compared.num_pairs); };
+  SetResult scored = {.name = set.name, .result = {}, .reward_margin = mean(sums[1] - sums[2])};
+  scored.result.loss = scored.result.loss_hf = mean(sums[0]);
+  scored.result.accuracy = mean(sums[3]);
+  scored.result.num_targets = compared.num_pairs;
+  scored.result.num_windows = std::ssize(rows);
+  scored.result.num_available = available;
+  return scored;
+}
+
+SetResult Trainer::ScoreText(const ValidationSet& set) {
+  return {.name = set.name,
+          .result = eval::Validate(model_, set.tokens,
+                                   {.seq_len = config_.data.seq_len,
+                                    .num_windows = set.num_windows,
+                                    .batch = config_.train.micro_batch,
+                                    .parallel = runner_->parallel(),
+                                    .equal_passes = config_.parallel.zero_stage == 3},
+                                   context_.control())};
+}
+
 SetResult Trainer::Score(const ValidationSet& set) {
-  SetResult scored = {.name = set.name,
-                      .result = eval::Validate(model_, set.tokens,
-                                               {.seq_len = config_.data.seq_len,
-                                                .num_windows = set.num_windows,
-                                                .batch = config_.train.micro_batch,
-                                                .parallel = runner_->parallel(),
-                                                .equal_passes = config_.parallel.zero_stage == 3},
-                                               context_.control())};
+  SetResult scored = config_.train.preference.is_on() ? ScorePairs(set) : ScoreText(set);
   state_.metrics["val_loss" + scored.suffix()] = scored.result.loss;
   // Stored as an error, because ckpt.keep_best keeps the lowest value.
   if (scored.result.accuracy)

@@ -23,6 +23,7 @@
 #include "train/loop/stop_policy.h"
 #include "train/loop/warm_start.h"
 #include "train/lora/lora.h"
+#include "train/preference/reference.h"
 #include "train/record/metrics.h"
 #include "train/record/run_folder.h"
 #include "train/record/run_timing.h"
@@ -67,6 +68,11 @@ class Trainer {
   // In a run with LoRA.
   void StartLora(const TrainOptions& options);
   void LoadLoraBase();
+  // In a run with train.preference.
+  void StartPreference(const TrainOptions& options);
+  SetResult ScorePairs(const ValidationSet& set);
+  SetResult ScoreText(const ValidationSet& set);
+  ScoringConfig ScoringOfPairs() const;
   void WriteRunFiles();
   std::unique_ptr<EventLog> OpenEvents() const;  // Null if it is off or not possible.
   void DescribeRun();
@@ -119,6 +125,7 @@ class Trainer {
   std::unique_ptr<dist::Communicator> store_comm_;
   std::unique_ptr<ckpt::CheckpointStore> store_;
   std::unique_ptr<StepRunner> runner_;
+  Reference reference_;                // With train.preference.
   std::unique_ptr<Metrics> metrics_;   // Rank 0.
   std::unique_ptr<RunLines> samples_;  // Rank 0, with train.log_samples.
   RankTimes rank_times_;
@@ -129,6 +136,7 @@ class Trainer {
   const ckpt::Versions versions_;
   // The part of a save that is not arrays: step, cursor, guard and last metrics.
   ckpt::StepState state_;
+  std::filesystem::path resumed_run_;   // The folder of the run whose step was loaded.
   std::unique_ptr<HostSlices> loaded_;  // During a load, unless arena_is_stored().
   // Banners of the checkpoints that were skipped on resume.
   std::vector<std::string> damage_;

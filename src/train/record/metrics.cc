@@ -59,7 +59,10 @@ void AddScores(const SetResult& set, nlohmann::ordered_json& line) {
   const eval::ValidationResult& result = set.result;
   const std::string suffix = set.suffix();
   line["val_loss" + suffix] = result.loss;
-  line["val_perplexity" + suffix] = result.perplexity();
+  if (set.reward_margin)
+    line["val_reward_margin" + suffix] = *set.reward_margin;
+  else
+    line["val_perplexity" + suffix] = result.perplexity();
   if (result.bits_per_byte) line["val_bits_per_byte" + suffix] = *result.bits_per_byte;
   if (result.accuracy) line["val_accuracy" + suffix] = *result.accuracy;
   for (const eval::PartScore& segment : result.segments)
@@ -71,7 +74,7 @@ void AddScores(const SetResult& set, nlohmann::ordered_json& line) {
     line["val_f1_macro" + suffix] = result.classes->f1_macro;
     if (result.classes->auroc) line["val_auroc" + suffix] = *result.classes->auroc;
   }
-  line["val_tokens" + suffix] = result.num_targets;
+  line[(set.reward_margin ? "val_pairs" : "val_tokens") + suffix] = result.num_targets;
   line["val_windows_scored" + suffix] = result.num_windows;
   line["val_windows_available" + suffix] = result.num_available;
 }
@@ -88,9 +91,12 @@ void AddDrawn(const data::Blend& blend, uint64_t num_samples, nlohmann::ordered_
   }
 }
 
-std::string ScoresText(const eval::ValidationResult& result) {
+std::string ScoresText(const SetResult& set) {
+  const eval::ValidationResult& result = set.result;
   const std::string rest =
-      result.accuracy
+      set.reward_margin ? Concat("reward margin ", Fixed(*set.reward_margin, 4), ", accuracy ",
+                                 Fixed(result.accuracy.value_or(0), 4))
+      : result.accuracy
           ? Concat("accuracy ", Fixed(*result.accuracy, 4))
           : Concat("perplexity ", Fixed(result.perplexity(), 3), " per token, ",
                    Fixed(result.bits_per_byte.value_or(std::nan("")), 4), " bits per byte");
@@ -125,7 +131,7 @@ void Metrics::Step(int64_t step, const StepResult& result) {
   const double tokens_per_s = static_cast<double>(tokens) / result.seconds;
   nlohmann::ordered_json line = {{"step", step},
                                  {"loss", result.loss},
-                                 {"valid_tokens", result.num_targets},
+                                 {result.rewards ? "pairs" : "valid_tokens", result.num_targets},
                                  {"lr", result.lr},
                                  {"grad_norm", result.grad_norm},
                                  {"clip_factor", result.clip_factor},
@@ -138,6 +144,12 @@ void Metrics::Step(int64_t step, const StepResult& result) {
                                  {"exposed_param_ms", 1e3 * result.exposed_param_seconds},
                                  {"exposed_rows_ms", 1e3 * result.exposed_rows_seconds},
                                  {"z_loss", result.z_loss}};
+  if (result.rewards) {
+    line["reward_chosen"] = result.rewards->chosen;
+    line["reward_rejected"] = result.rewards->rejected;
+    line["reward_margin"] = result.rewards->margin();
+    line["reward_accuracy"] = result.rewards->accuracy;
+  }
   if (config_.world_size > 1)
     for (const auto& [group, bytes] : result.comm_bytes) line["comm_bytes/" + group] = bytes;
   if (config_.peak) {
@@ -180,8 +192,11 @@ void Metrics::Progress(int64_t step, const StepResult& result, double tokens_per
   if (!due && !terminal_) return;
   const std::string text =
       Concat("step ", step, "/", config_.total_steps, "  loss ", Fixed(result.loss, 4), "  grad ",
-             Fixed(result.grad_norm, 2), "  lr ", result.lr, "  ", HumanCount(tokens_per_s),
-             " tokens/s  ETA ",
+             Fixed(result.grad_norm, 2),
+             result.rewards ? Concat("  margin ", Fixed(result.rewards->margin(), 3), "  accuracy ",
+                                     Fixed(result.rewards->accuracy, 3))
+                            : "",
+             "  lr ", result.lr, "  ", HumanCount(tokens_per_s), " tokens/s  ETA ",
              HumanSeconds(mean_step_seconds_ * static_cast<double>(config_.total_steps - step)));
   if (terminal_) {
     std::cerr << "\r\033[K" << text << std::flush;
@@ -199,7 +214,7 @@ void Metrics::Validation(int64_t step, const std::vector<SetResult>& sets) {
   line_open_ = false;
   for (const SetResult& set : sets)
     HL_INFO("train", "step ", step, ": validation loss ",
-            set.name.empty() ? "" : Concat("of ", set.name, " "), ScoresText(set.result));
+            set.name.empty() ? "" : Concat("of ", set.name, " "), ScoresText(set));
 }
 
 void Metrics::Save(int64_t step, const ckpt::SaveReport& report, double blocked_s) {

@@ -3,6 +3,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
 #include <cmath>
@@ -151,7 +152,8 @@ at::Tensor StepRunner::PositionIds(const data::Batch& batch) const {
   return ops::Upload(own, ToTorch(device_));
 }
 
-// Returns [2]: the sums of the losses. Calls `begin_backward` between forward and backward.
+// Returns [2], the sums of the losses, or SumPairs. Calls `begin_backward` between forward and
+// backward.
 at::Tensor StepRunner::Differentiate(const eval::BatchTensors& batch, bool awaits,
                                      const std::function<void()>& begin_backward) {
   std::function<void(int64_t layer)> await_layer, await_backward;
@@ -161,6 +163,8 @@ at::Tensor StepRunner::Differentiate(const eval::BatchTensors& batch, bool await
       units_->AwaitBackward(static_cast<int>(layer) + 1, forward_follows_,
                             ops::CurrentStream(device_));
     };
+  std::function<at::Tensor(const at::Tensor&)> weigh;
+  if (pairs_) weigh = [this](const at::Tensor& losses) { return WeighTokens(losses); };
   const model::ForwardContext context{.slice = &batch.slice,
                                       .training = true,
                                       .z_loss_weight = config_.train.z_loss,
@@ -168,6 +172,7 @@ at::Tensor StepRunner::Differentiate(const eval::BatchTensors& batch, bool await
                                       .recompute = RecomputeOf(config_),
                                       .seed = config_.train.seed,
                                       .samples = batch.samples,
+                                      .weigh = weigh,
                                       .await_layer = await_layer,
                                       .await_backward = await_backward};
   Enter("forward");
@@ -180,7 +185,35 @@ at::Tensor StepRunner::Differentiate(const eval::BatchTensors& batch, bool await
   sums.objective.mul(scale).backward();
   if (rows_.parallel) rows_.parallel->group->Settle();
   gradients_.EndMicroBatch();
-  return at::stack({sums.loss, sums.z_loss});
+  return pairs_ ? pairs_->sums : at::stack({sums.loss, sums.z_loss});
+}
+
+StepRunner::Pairs StepRunner::PairsOf(const data::Batch& batch) const {
+  std::vector<int64_t> rows;
+  for (const uint64_t sample : batch.samples)
+    rows.push_back(sample == data::kNoSample ? -1 : source_.WindowOf(sample));
+  const at::Device device = ToTorch(device_);
+  PairRows pairs(batch, device, parallel());
+  const at::Tensor reference = ops::Upload(reference_->Of(rows, pairs.max_pairs()), device);
+  return {.rows = std::move(pairs), .reference = reference};
+}
+
+// Returns the weights of the losses of the tokens. The ranks that share rows compare the same
+// pairs, and the first of them counts the losses.
+at::Tensor StepRunner::WeighTokens(const at::Tensor& token_losses) {
+  const at::Tensor policy = pairs_->rows.Sums(token_losses).contiguous();
+  if (rows_.ranks) {
+    const cudaStream_t stream = ops::CurrentStream(device_);
+    rows_.ranks->AllReduce(ops::RefOf(policy), dist::ReduceOp::kSum, {"pairs", 0}, stream)
+        .WaitOn(stream);
+  }
+  const PairLosses losses =
+      ComparePairs(config_.train.preference, {.policy = policy, .reference = pairs_->reference},
+                   pairs_->rows.lengths());
+  // In fp32, like the losses of tokens: their sums in fp64 are exact on any number of ranks.
+  const at::Tensor sums = SumPairs(losses).to(at::kFloat);
+  pairs_->sums = rows_.ranks && rows_.ranks->rank() > 0 ? at::zeros_like(sums) : sums;
+  return pairs_->rows.AtTokens(losses.weights);
 }
 
 at::Tensor StepRunner::RunMicroBatch(const eval::BatchTensors& batch, int64_t index,
@@ -211,6 +244,7 @@ void StepRunner::MicroBatch(int64_t index, int64_t count, StepResult& result) {
                                    ? eval::ToTensors(batch, ToTorch(device_), *rows_.parallel)
                                    : eval::ToTensors(batch, ToTorch(device_));
   if (!config_.data.positions.plain()) tensors.slice.given_position_ids = PositionIds(batch);
+  if (reference_ != nullptr) pairs_.emplace(PairsOf(batch));
   // With several ranks, the last micro-batch is not replayed: its gradients are sent during
   // backward, which a recorded graph cannot do.
   const bool replays = graph_ && (index < count - 1 || context_.world_size() == 1);
@@ -220,8 +254,8 @@ void StepRunner::MicroBatch(int64_t index, int64_t count, StepResult& result) {
     Enter("reduce");
     gradients_.JoinMicroBatch();
   }
-  result.num_targets += tensors.num_targets;
   const bool names_rows = rows_.ranks == nullptr || rows_.ranks->rank() == 0;
+  result.num_targets += !pairs_ ? tensors.num_targets : names_rows ? pairs_->rows.num_pairs() : 0;
   if (config_.train.log_samples && names_rows) {
     const size_t row_bytes = batch.seq_len * sizeof(int32_t);
     for (int64_t row = 0; row < batch.batch_size; ++row) {
@@ -239,14 +273,28 @@ double StepRunner::ReadSums(StepResult& result) {
   const at::Tensor sums = ops::ReadBack(at::cat({losses, norm_.PartialSums()}));
   const std::span<const double> values(sums.const_data_ptr<double>(),
                                        static_cast<size_t>(sums.numel()));
-  PairwiseSum<double> loss, z_loss;
-  for (size_t micro = 0; micro < losses_.size(); ++micro) {
-    loss.Add(values[2 * micro]);
-    z_loss.Add(values[2 * micro + 1]);
-  }
-  result.loss = loss.Total();
-  result.z_loss = z_loss.Total();
-  return norm_.Sum(values.subspan(2 * losses_.size()));
+  const auto num_sums = static_cast<size_t>(losses_[0].numel());
+  const auto total = [&](size_t index) {
+    PairwiseSum<double> sum;
+    for (size_t micro = 0; micro < losses_.size(); ++micro)
+      sum.Add(values[num_sums * micro + index]);
+    return sum.Total();
+  };
+  result.loss = total(0);
+  if (pairs_)
+    result.rewards = {.chosen = total(1), .rejected = total(2), .accuracy = total(3)};
+  else
+    result.z_loss = total(1);
+  return norm_.Sum(values.subspan(num_sums * losses_.size()));
+}
+
+// Turns the sums of all ranks to means.
+void StepRunner::TakeRewards(StepResult& result) const {
+  if (!result.rewards) return;
+  const auto mean = [&](Scalar sum) { return result.scalars[sum] / result.num_targets; };
+  result.rewards = {.chosen = mean(Scalar::kChosenRewardSum),
+                    .rejected = mean(Scalar::kRejectedRewardSum),
+                    .accuracy = mean(Scalar::kNumPreferred)};
 }
 
 void StepRunner::Reduce(int64_t step, StepResult& result) {
@@ -264,6 +312,11 @@ void StepRunner::Reduce(int64_t step, StepResult& result) {
   scalars[Scalar::kNonFiniteRanks] = bad_loss ? 1 : 0;
   scalars[Scalar::kLossSum] = bad_loss ? 0 : result.loss;
   scalars[Scalar::kZLossSum] = bad_loss ? 0 : result.z_loss;
+  if (result.rewards && !bad_loss) {
+    scalars[Scalar::kChosenRewardSum] = result.rewards->chosen;
+    scalars[Scalar::kRejectedRewardSum] = result.rewards->rejected;
+    scalars[Scalar::kNumPreferred] = result.rewards->accuracy;
+  }
   scalars[Scalar::kNumTargets] = static_cast<double>(result.num_targets);
   scalars[Scalar::kStep] = static_cast<double>(step);
   scalars[Scalar::kConfigHash] = config_identity_;
@@ -273,6 +326,7 @@ void StepRunner::Reduce(int64_t step, StepResult& result) {
   // Without targets there is no mean, so the loss is NaN.
   result.loss = scalars[Scalar::kLossSum] / result.num_targets;
   result.z_loss = scalars[Scalar::kZLossSum] / result.num_targets;
+  TakeRewards(result);
   if (scalars.any(Scalar::kNonFiniteRanks)) {
     result.loss = std::nan("");
     result.nonfinite = scalars[Scalar::kNonFiniteRanks] == 1

@@ -20,6 +20,7 @@
 #include "dist/unit_gather.h"
 #include "train/config/run_config.h"
 #include "train/lora/lora.h"
+#include "train/preference/reference.h"
 #include "train/step/arena_optimizer.h"
 #include "train/step/float8_layers.h"
 #include "train/step/gradient_norm.h"
@@ -35,13 +36,21 @@ struct SampleRecord {
   Hash128 tokens;       // of the row's inputs
 };
 
+// Means over pairs, with train.preference.
+struct MeanRewards {
+  double chosen = 0, rejected = 0;  // PairLosses::rewards
+  double accuracy = 0;              // the share of pairs whose chosen answer has the larger reward
+  double margin() const { return chosen - rejected; }
+};
+
 struct StepResult {
-  double loss = 0;       // mean -ln p over the global number of targets
-  double z_loss = 0;     // mean (ln Z)^2
+  double loss = 0;    // mean -ln p over the global number of targets; with pairs, their mean loss
+  double z_loss = 0;  // mean (ln Z)^2
   double grad_norm = 0;  // of the gradient of the mean loss, before clipping; NaN if not finite
   double clip_factor = 1;
   double lr = 0;
-  int64_t num_targets = 0;
+  int64_t num_targets = 0;  // or pairs
+  std::optional<MeanRewards> rewards;
   // True if nothing was updated, because a value was not finite or num_targets is 0.
   bool skipped = false;
   bool spike = false;     // skipped because the loss exceeds set_largest_loss
@@ -77,6 +86,10 @@ class StepRunner {
   // A step with a larger loss, which all ranks have, is skipped.
   void set_largest_loss(double loss) { largest_loss_ = loss; }
 
+  // Makes the run train on pairs: `reference` has the scores of the training split by the initial
+  // model. Borrowed.
+  void SetReference(const AnswerScores& reference) { reference_ = &reference; }
+
   // Returns the scheduled learning rate of step number `step` (0-based).
   double LearningRate(int64_t step) const;
 
@@ -103,12 +116,21 @@ class StepRunner {
   double largest_loss_ = std::numeric_limits<double>::infinity();
 
   at::Tensor PositionIds(const data::Batch& batch) const;
+  // The pairs of a micro-batch and their scores by the initial model.
+  struct Pairs {
+    PairRows rows;
+    at::Tensor reference;
+    at::Tensor sums = {};  // SumPairs, after the forward pass
+  };
+  Pairs PairsOf(const data::Batch& batch) const;
+  at::Tensor WeighTokens(const at::Tensor& token_losses);
   void MicroBatch(int64_t index, int64_t count, StepResult& result);
   at::Tensor RunMicroBatch(const eval::BatchTensors& batch, int64_t index, int64_t count);
   at::Tensor ReplayMicroBatch(const eval::BatchTensors& batch, int64_t index, int64_t count);
   at::Tensor Differentiate(const eval::BatchTensors& batch, bool awaits,
                            const std::function<void()>& begin_backward);
   double ReadSums(StepResult& result);
+  void TakeRewards(StepResult& result) const;
   void Reduce(int64_t step, StepResult& result);
   std::vector<dist::Fragment> OwnGradients() const;
   void StartGather();
@@ -150,10 +172,12 @@ class StepRunner {
   std::function<void(const char*)> observe_;  // null: no observer
   int64_t step_ = 0;                          // being taken, from 1
   bool forward_follows_ = false;              // another micro-batch of the step
-  std::vector<at::Tensor> losses_;            // [2] of a micro-batch: its loss and z loss
-  std::optional<MicroBatchGraph> graph_;      // with train.cuda_graphs
-  bool lora_is_stale_ = true;                 // its A or B changed after the last Refresh
-  double config_identity_;                    // low 32 bits of the config's hash, exact in fp64
+  std::vector<at::Tensor> losses_;  // of a micro-batch: [2] its loss and z loss, or SumPairs
+  const AnswerScores* reference_ = nullptr;  // null: the run does not train on pairs
+  std::optional<Pairs> pairs_;               // of the micro-batch
+  std::optional<MicroBatchGraph> graph_;     // with train.cuda_graphs
+  bool lora_is_stale_ = true;                // its A or B changed after the last Refresh
+  double config_identity_;                   // low 32 bits of the config's hash, exact in fp64
 };
 
 }  // namespace halflife::train

@@ -22,6 +22,11 @@ enum class Scalar : int {
   kLossSum,
   kNumTargets,
   kZLossSum,
+  // Of pairs, with train.preference: PairLosses::rewards of chosen and of rejected answers, and the
+  // number of pairs whose chosen answer has the larger one.
+  kChosenRewardSum,
+  kRejectedRewardSum,
+  kNumPreferred,
   // Signals and limits, counted over ranks.
   kSaveAndRequeue,
   kSaveAndContinue,

@@ -1,0 +1,60 @@
+#include "train/preference/pair_rows.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+
+#include "ops/torch/host_transfer.h"
+
+namespace halflife::train {
+
+std::vector<int64_t> CountPairs(const data::Batch& batch) {
+  std::vector<int64_t> documents(static_cast<size_t>(batch.batch_size));
+  for (size_t i = 0; i + 1 < batch.cu_seqlens.size(); ++i)
+    ++documents[static_cast<size_t>(batch.cu_seqlens[i] / batch.seq_len)];
+  for (int64_t& count : documents) count /= 2;
+  return documents;
+}
+
+PairRows::PairRows(const data::Batch& batch, at::Device device,
+                   const model::SequenceParallel* parallel) {
+  const std::vector<int64_t> pairs = CountPairs(batch);
+  for (const int64_t count : pairs) num_pairs_ += count;
+  const int64_t most = std::max<int64_t>(1, *std::ranges::max_element(pairs));
+  const at::Tensor answer = at::full({batch.batch_size, batch.seq_len}, -1, at::kLong);
+  const at::Tensor lengths = at::zeros({batch.batch_size, most, 2}, at::kDouble);
+  auto* const of_token = answer.mutable_data_ptr<int64_t>();
+  auto* const length = lengths.mutable_data_ptr<double>();
+  int64_t row = -1, document = 0;
+  for (size_t i = 0; i + 1 < batch.cu_seqlens.size(); ++i, ++document) {
+    const int64_t begin = batch.cu_seqlens[i], end = batch.cu_seqlens[i + 1];
+    if (begin / batch.seq_len != row) row = begin / batch.seq_len, document = 0;
+    if (document >= 2 * pairs[static_cast<size_t>(row)]) continue;
+    for (int64_t t = begin; t < end; ++t) {
+      if (batch.targets[static_cast<size_t>(t)] < 0) continue;
+      of_token[t] = document;
+      ++length[row * 2 * most + document];
+    }
+  }
+  answer_ = ops::Upload(parallel ? parallel->TokensOf(answer).contiguous() : answer, device);
+  lengths_ = ops::Upload(lengths, device);
+}
+
+at::Tensor PairRows::Sums(const at::Tensor& token_losses) const {
+  const int64_t batch = lengths_.size(0), num_answers = 2 * max_pairs();
+  const at::Tensor numbers = at::arange(num_answers, answer_.options()).view({1, num_answers, 1});
+  const at::Tensor of_answer = answer_.unsqueeze(1).eq(numbers);  // [B, 2 P, T]
+  const at::Tensor losses = token_losses.to(at::kDouble).unsqueeze(1);
+  return at::where(of_answer, losses, 0.0).sum(2).view({batch, max_pairs(), 2});
+}
+
+at::Tensor PairRows::AtTokens(const at::Tensor& of_answers) const {
+  const at::Tensor values = of_answers.flatten(1).gather(1, answer_.clamp_min(0));
+  return values.masked_fill(answer_.lt(0), 0.0).to(at::kFloat);
+}
+
+}  // namespace halflife::train
