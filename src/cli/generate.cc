@@ -77,8 +77,8 @@ ExitCode GenerateOne(const GenerateOptions& options, const infer::LoadedModel& l
 }  // namespace
 
 ExitCode Run(const GenerateOptions& options) {
-  HL_CHECK_AS(ExitCode::kUsage, options.prompt || !options.prompts.empty(),
-              "there is nothing to continue. Use --prompt TEXT or --prompts FILE.jsonl.");
+  HL_CHECK_AS(ExitCode::kUsage, options.prompt || !options.prompts.empty() || options.chat,
+              "there is nothing to continue. Use --prompt TEXT, --prompts FILE.jsonl or --chat.");
   at::set_num_threads(options.threads);
   WarnOfBusyCores(options.threads);
   // Checks the options before the model is loaded.
@@ -89,8 +89,9 @@ ExitCode Run(const GenerateOptions& options) {
   infer::RequireNextTokens(*loaded.model);
   const data::Tokenizer& tokenizer = infer::RequireTokenizer(loaded);
   std::signal(SIGPIPE, SIG_IGN);  // A closed pipe fails std::cout and ends the text.
-  return options.prompts.empty() ? GenerateOne(options, loaded, tokenizer)
-                                 : GenerateFromFile(options, loaded, tokenizer);
+  if (!options.prompts.empty()) return GenerateFromFile(options, loaded, tokenizer);
+  return options.chat ? GenerateChat(options, loaded, tokenizer)
+                      : GenerateOne(options, loaded, tokenizer);
 }
 
 }  // namespace halflife::cli

@@ -5,7 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "cli/chat_prompts.h"
 #include "cli/command_line/options.h"
+#include "infer/batch_decoder.h"
 #include "infer/model_loader.h"
 
 namespace halflife::cli {
@@ -18,15 +20,29 @@ namespace halflife::cli {
 ExitCode GenerateFromFile(const GenerateOptions& options, const infer::LoadedModel& loaded,
                           const data::Tokenizer& tokenizer);
 
+// `halflife generate --chat` without --prompts: answers --prompt as a message of the user, or each
+// line of standard input in one conversation.
+ExitCode GenerateChat(const GenerateOptions& options, const infer::LoadedModel& loaded,
+                      const data::Tokenizer& tokenizer);
+
+// The request for the text that continues `ids`, without its functions. `chat` is null without
+// --chat.
+infer::TextRequest RequestOf(const GenerateOptions& options, const data::Tokenizer& tokenizer,
+                             const ChatPrompts* chat, std::vector<int32_t> ids);
+
 // A finished text, as --json prints it.
 struct FinishedText {
-  std::string prompt, text;
+  std::string prompt;                       // Without --chat.
+  std::vector<data::ChatMessage> messages;  // With --chat: those before the text.
+  std::string text;
   std::string finish_reason;  // "stop" or "length"
   int64_t prompt_tokens = 0, new_tokens = 0;
 };
 std::string JsonLine(const FinishedText& text);
 
-// The stop strings of the options, with \n, \t and \\ replaced. Error kUsage if one is empty.
-std::vector<std::string> StopStrings(const GenerateOptions& options);
+// The stop strings of the options, with \n, \t and \\ replaced, and the end of a turn of `chat`, if
+// it is a text. Error kUsage if one is empty.
+std::vector<std::string> StopStrings(const GenerateOptions& options,
+                                     const ChatPrompts* chat = nullptr);
 
 }  // namespace halflife::cli

@@ -2,6 +2,7 @@
 #include <iostream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <sstream>
 
 #include "cli/generate_modes.h"
@@ -21,25 +22,49 @@ namespace {
 
 constexpr uint64_t kMaxPromptsBytes = 1ull << 30;
 
-// Each line is a string, or an object with a string "prompt". Other fields are ignored.
-std::vector<std::string> ReadPrompts(const std::string& file) {
+struct Prompt {
+  std::string text;                         // Without --chat.
+  std::vector<data::ChatMessage> messages;  // With --chat.
+  std::string place;                        // For messages about it.
+};
+
+// Each line is a string, or an object with a string "prompt"; with --chat, a list of messages, or
+// an object with the list "messages". Other fields are ignored.
+std::vector<Prompt> ReadPrompts(const std::string& file, bool chat) {
   std::istringstream lines(ReadStream(file, ExitCode::kData, kMaxPromptsBytes));
-  std::vector<std::string> prompts;
+  const char* const field = chat ? "messages" : "prompt";
+  std::vector<Prompt> prompts;
   std::string line;
   for (int64_t number = 1; std::getline(lines, line); ++number) {
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
     nlohmann::json json;
     if (JsonNesting(line) <= kMaxJsonNesting)
       json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (json.is_object() && json.contains("prompt")) json = nlohmann::json(json["prompt"]);
-    HL_CHECK_AS(
-        ExitCode::kData, json.is_string(), file, ", line ", number,
-        ": not a prompt. Write a JSON string, or an object such as {\"prompt\": \"Once\"}.");
-    prompts.push_back(json.get<std::string>());
+    if (json.is_object() && json.contains(field)) json = nlohmann::json(json[field]);
+    Prompt prompt = {.place = Concat(file, ", line ", number, ": ")};
+    if (chat) {
+      prompt.messages =
+          data::ReadChatMessages(json.is_discarded() ? line : json.dump(), prompt.place);
+    } else {
+      HL_CHECK_AS(
+          ExitCode::kData, json.is_string(), prompt.place,
+          "not a prompt. Write a JSON string, or an object such as {\"prompt\": \"Once\"}.");
+      prompt.text = json.get<std::string>();
+    }
+    prompts.push_back(std::move(prompt));
   }
-  HL_CHECK_AS(ExitCode::kData, !prompts.empty(), file,
-              " has no prompt. Write one JSON string per line.");
+  HL_CHECK_AS(ExitCode::kData, !prompts.empty(), file, " has no prompt. Write one ",
+              chat ? "list of messages" : "JSON string", " per line.");
   return prompts;
+}
+
+// {"prompt": ...}, or {"messages": [...]} with --chat.
+nlohmann::ordered_json PromptJson(const FinishedText& text) {
+  if (text.messages.empty()) return {{"prompt", text.prompt}};
+  nlohmann::ordered_json messages = nlohmann::ordered_json::array();
+  for (const data::ChatMessage& message : text.messages)
+    messages.push_back({{"role", message.role}, {"content", message.content}});
+  return {{"messages", messages}};
 }
 
 // A prompt whose text is being generated or waits to be printed.
@@ -58,11 +83,13 @@ class PromptQueue {
       : options_(options),
         model_(*loaded.model),
         tokenizer_(tokenizer),
-        stops_(StopStrings(options)),
-        prompts_(ReadPrompts(options.prompts)) {
+        chat_(options.chat ? std::make_optional<ChatPrompts>(options, tokenizer) : std::nullopt),
+        stops_(StopStrings(options, chat())),
+        prompts_(ReadPrompts(options.prompts, options.chat)) {
     for (size_t i = 0; i < prompts_.size(); ++i) {
       const std::string name = Concat(options.prompts, ", prompt ", i + 1);
-      CheckReadable(name, prompts_[i], tokenizer, options.special_tokens, ExitCode::kData);
+      if (!chat_)
+        CheckReadable(name, prompts_[i].text, tokenizer, options.special_tokens, ExitCode::kData);
       try {
         infer::RequirePrompt(model_, Encoded(i));
       } catch (const Error& error) {
@@ -86,25 +113,25 @@ class PromptQueue {
   }
 
  private:
+  const ChatPrompts* chat() const { return chat_ ? &*chat_ : nullptr; }
   std::vector<int32_t> Encoded(size_t i) const {
-    return tokenizer_.Encode(prompts_[i], options_.special_tokens);
+    const Prompt& prompt = prompts_[i];
+    return chat_ ? chat_->Encode(prompt.messages, prompt.place)
+                 : tokenizer_.Encode(prompt.text, options_.special_tokens);
   }
 
   void Add(infer::BatchDecoder& decoder, size_t i) {
     Pending& pending =
         pending_.emplace(i, Pending(infer::TextStream(tokenizer_, stops_))).first->second;
-    pending.text.prompt = prompts_[i];
+    pending.text.prompt = prompts_[i].text;
+    pending.text.messages = prompts_[i].messages;
     if (options_.generate.max_tokens == 0) {
       pending.text.finish_reason = "length";
       pending.text.prompt_tokens = std::ssize(Encoded(i));
       pending.done = true;
       return;
     }
-    infer::TextRequest request = {.prompt = Encoded(i),
-                                  .max_tokens = options_.generate.max_tokens,
-                                  .vocab_size = tokenizer_.vocab_size(),
-                                  .sampler = options_.generate.sampler};
-    if (!options_.ignore_eos) request.end_ids = {tokenizer_.eos_id()};
+    infer::TextRequest request = RequestOf(options_, tokenizer_, chat(), Encoded(i));
     request.on_token = [&pending](const infer::ScoredToken& token) {
       if (token.is_end) return false;
       ++pending.text.new_tokens;
@@ -129,7 +156,9 @@ class PromptQueue {
         std::cout << JsonLine(first.text) << std::flush;
       } else {
         failed_ = true;
-        std::cout << JsonText({{"prompt", first.text.prompt}, {"error", first.error}}) << "\n";
+        nlohmann::ordered_json line = PromptJson(first.text);
+        line["error"] = first.error;
+        std::cout << JsonText(line) << "\n";
       }
       pending_.erase(pending_.begin());
     }
@@ -145,8 +174,9 @@ class PromptQueue {
   const GenerateOptions& options_;
   const model::LanguageModel& model_;
   const data::Tokenizer& tokenizer_;
+  const std::optional<ChatPrompts> chat_;
   const std::vector<std::string> stops_;
-  const std::vector<std::string> prompts_;
+  const std::vector<Prompt> prompts_;
   size_t next_ = 0;
   std::map<size_t, Pending> pending_;  // By the number of the prompt.
   bool failed_ = false;
@@ -160,16 +190,28 @@ ExitCode GenerateFromFile(const GenerateOptions& options, const infer::LoadedMod
 }
 
 std::string JsonLine(const FinishedText& text) {
-  return JsonText({{"prompt", text.prompt},
-                   {"text", text.text},
-                   {"finish_reason", text.finish_reason},
-                   {"prompt_tokens", text.prompt_tokens},
-                   {"new_tokens", text.new_tokens}}) +
-         "\n";
+  nlohmann::ordered_json line = PromptJson(text);
+  line["text"] = text.text;
+  line["finish_reason"] = text.finish_reason;
+  line["prompt_tokens"] = text.prompt_tokens;
+  line["new_tokens"] = text.new_tokens;
+  return JsonText(line) + "\n";
 }
 
-std::vector<std::string> StopStrings(const GenerateOptions& options) {
+infer::TextRequest RequestOf(const GenerateOptions& options, const data::Tokenizer& tokenizer,
+                             const ChatPrompts* chat, std::vector<int32_t> ids) {
+  infer::TextRequest request = {.prompt = std::move(ids),
+                                .max_tokens = options.generate.max_tokens,
+                                .vocab_size = tokenizer.vocab_size(),
+                                .sampler = options.generate.sampler};
+  if (!options.ignore_eos) request.end_ids = {tokenizer.eos_id()};
+  if (chat != nullptr && chat->end().id) request.end_ids.push_back(*chat->end().id);
+  return request;
+}
+
+std::vector<std::string> StopStrings(const GenerateOptions& options, const ChatPrompts* chat) {
   std::vector<std::string> stops;
+  if (chat != nullptr && !chat->end().text.empty()) stops.push_back(chat->end().text);
   for (const std::string& given : options.stops) {
     HL_CHECK_AS(ExitCode::kUsage, !given.empty(), "--stop is empty. Use a text.");
     std::string stop;

@@ -69,6 +69,16 @@ SharedFact WeightsFact(const infer::LoadedModel& loaded) {
   return {"--model", digest, Concat(loaded.path.string(), " (weights ", digest, ")")};
 }
 
+data::ChatTemplate ChatTemplateOf(const std::string& name, const data::Tokenizer& tokenizer) {
+  if (!name.empty()) return data::RequireChatTemplate(name);
+  const auto detected = data::DetectChatTemplate(tokenizer.chat_templates());
+  if (!detected && !tokenizer.chat_templates().empty())
+    HL_WARN("chat",
+            "the tokenizer has a chat template that halflife did not write, and halflife "
+            "runs no Jinja: chats use chatml. Name the right template with --chat-template.");
+  return detected ? *detected : data::RequireChatTemplate("chatml");
+}
+
 std::unique_ptr<data::Tokenizer> OpenTokenizer(const std::filesystem::path& model) {
   if (interop::HfFolder::IsOne(model)) return interop::LoadHfTokenizer(model);
   return infer::LoadTokenizerOfStep(ckpt::FindStep(model), {});

@@ -9,6 +9,7 @@
 
 #include "ckpt/weight_source.h"
 #include "cli/command_line/options.h"
+#include "data/chat/chat_template.h"
 #include "dist/rank_context.h"
 #include "infer/model_loader.h"
 
@@ -38,6 +39,8 @@ infer::Placement PlacementOf(const ComputeOptions& compute, int local_rank = 0);
 infer::LoadedModel LoadAnyModel(const std::filesystem::path& model, const std::string& tokenizer,
                                 const infer::Placement& placement,
                                 const std::string& weights = "main");
+// Returns the template that is named, else the tokenizer's if it is a known one, else chatml.
+data::ChatTemplate ChatTemplateOf(const std::string& name, const data::Tokenizer& tokenizer);
 std::unique_ptr<ckpt::WeightSource> OpenWeights(const std::filesystem::path& model);
 // Returns "--model" with the hash of its config and of all loaded weights.
 SharedFact WeightsFact(const infer::LoadedModel& loaded);

@@ -8,7 +8,6 @@
 #include "cli/command_line/options.h"
 #include "cli/model_source.h"
 #include "cli/world.h"
-#include "core/error.h"
 #include "core/log.h"
 #include "data/chat/chat_template.h"
 #include "serve/server.h"
@@ -23,17 +22,6 @@ extern "C" void CountServeSignal(int signal) {
   if (++serve_signals > 1) std::_Exit(128 + signal);
 }
 
-// The template that is named, else the tokenizer's if it is a known one, else chatml.
-data::ChatTemplate ChatTemplateOf(const ServeOptions& options, const data::Tokenizer& tokenizer) {
-  if (!options.chat_template.empty()) return data::RequireChatTemplate(options.chat_template);
-  const auto detected = data::DetectChatTemplate(tokenizer.chat_templates());
-  if (!detected && !tokenizer.chat_templates().empty())
-    HL_WARN("serve",
-            "the tokenizer has a chat template that halflife did not write, and halflife "
-            "runs no Jinja: chats use chatml. Name the right template with --chat-template.");
-  return detected ? *detected : data::RequireChatTemplate("chatml");
-}
-
 }  // namespace
 
 ExitCode Run(const ServeOptions& options) {
@@ -45,7 +33,8 @@ ExitCode Run(const ServeOptions& options) {
   serve::ServerConfig config = options.server;
   if (config.model_name.empty())
     config.model_name = std::filesystem::weakly_canonical(options.model).filename().string();
-  serve::Server server(*loaded.model, tokenizer, ChatTemplateOf(options, tokenizer), config);
+  serve::Server server(*loaded.model, tokenizer, ChatTemplateOf(options.chat_template, tokenizer),
+                       config);
   const int port = server.Bind(options.host, options.port);
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGINT, CountServeSignal);

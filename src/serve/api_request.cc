@@ -167,17 +167,9 @@ ApiPrompt ChatPrompt(const std::vector<data::ChatMessage>& messages,
   }
 }
 
-// An answer ends with the end of the assistant's turn: a special token, or its name as text if the
-// tokenizer has no such token.
-void AddEndOfTurn(const data::Tokenizer& tokenizer, const data::ChatTemplate& chat, ApiCall& call) {
-  const std::string end(chat.end_of_turn());
-  if (end.empty()) return;
-  const std::vector<int32_t> ids = tokenizer.Encode(end, data::SpecialTokens::kParse);
-  std::string bytes;
-  if (ids.size() == 1 && !tokenizer.AppendBytes(ids[0], /*at_start=*/false, bytes))
-    call.stop_ids.push_back(ids[0]);
-  else
-    call.stops.push_back(end);
+void AddEndOfTurn(const data::EndOfTurn& end, ApiCall& call) {
+  if (end.id) call.stop_ids.push_back(*end.id);
+  if (!end.text.empty()) call.stops.push_back(end.text);
 }
 
 }  // namespace
@@ -225,7 +217,7 @@ ApiCall ReadChatCompletion(const std::string& body, const ApiLimits& limits,
   fields.Ignore({"parallel_tool_calls"});
   call.prompts.push_back(ChatPrompt(ReadMessages(fields), tokenizer, chat));
   CheckPrompt(fields, "messages", call.prompts.front(), limits);
-  AddEndOfTurn(tokenizer, chat, call);
+  AddEndOfTurn(data::EndOfTurnOf(tokenizer, chat), call);
   fields.RejectOthers();
   return call;
 }

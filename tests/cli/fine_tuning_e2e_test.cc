@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "core/concat.h"
 #include "core/philox.h"
@@ -180,6 +182,70 @@ TEST_F(FineTuning, ADecoderLearnsAnswers) {
                    of_text)),
                2, {"need text, but"});
   }
+}
+
+// The answer of a chat is the last letter of the message, twice. Conversations at the terminal and
+// from a file give equal answers.
+TEST_F(FineTuning, AChatAnswersInTheTerminalAndFromAFile) {
+  std::string chats;
+  for (int i = 0; i < 600; ++i) {
+    const char last = static_cast<char>('a' + i % 5);
+    chats += Concat(R"({"messages": [{"role": "user", "content": ")",
+                    static_cast<char>('a' + i / 7 % 26), static_cast<char>('a' + i / 3 % 26), last,
+                    R"("}, {"role": "assistant", "content": ")", last, last, "\"}]}\n");
+  }
+  Write("chats.jsonl", chats);
+  ExpectExit(Prepare("chats", {"--labels", "messages", "--input", Path("chats.jsonl"), "--template",
+                               "zephyr", "--row-len", "40"}),
+             0);
+  ExpectExit(fixture->Run({.run = "chat",
+                           .set = {"data.path=" + Path("chats"), "data.seq_len=40",
+                                   "train.steps=160", "train.global_batch=8", "train.micro_batch=8",
+                                   "optimizer.lr=1e-2", "eval.windows=0"}}),
+             0);
+  const auto chat = [&](const std::vector<std::string>& more) {
+    return ExpectExit(Halflife(Append({"generate", "--model", Path("chat"), "--chat",
+                                       "--temperature", "0", "--max-tokens", "12"},
+                                      more)),
+                      0)
+        .out;
+  };
+  EXPECT_EQ(chat({"--prompt", "xyc"}), "cc\n") << "without the markup of the template";
+  const auto json = nlohmann::json::parse(chat({"--prompt", "xyc", "--json"}));
+  EXPECT_EQ(json["text"], "cc");
+  EXPECT_EQ(json["finish_reason"], "stop");
+  EXPECT_EQ(json["messages"][0]["content"], "xyc");
+
+  const RunResult terminal = ExpectExit(
+      RunCommand({"sh", "-c",
+                  Concat("printf 'xyc\\n\\nabe\\n' | '", kProgram, "' generate --model '",
+                         Path("chat"), "' --chat --temperature 0 --max-tokens 12 --json")}),
+      0);
+  std::istringstream answers(terminal.out);
+  std::vector<nlohmann::json> turns;
+  for (std::string line; std::getline(answers, line);) turns.push_back(nlohmann::json::parse(line));
+  ASSERT_EQ(turns.size(), 2u) << "an empty line is no message";
+  EXPECT_EQ(turns[0]["text"], "cc");
+  ASSERT_EQ(turns[1]["messages"].size(), 3u);
+  EXPECT_EQ(turns[1]["messages"][1]["content"], "cc");
+  Write("asked.jsonl", Concat(turns[1]["messages"].dump(), "\n",
+                              nlohmann::json{{"messages", turns[0]["messages"]}}.dump(), "\n"));
+  std::istringstream lines(chat({"--prompts", Path("asked.jsonl")}));
+  for (const nlohmann::json& want : {turns[1], turns[0]}) {
+    std::string line;
+    ASSERT_TRUE(std::getline(lines, line));
+    EXPECT_EQ(nlohmann::json::parse(line), want);
+  }
+
+  Write("bad.jsonl", "{\"prompt\": \"a\"}\n");
+  ExpectExit(
+      Halflife({"generate", "--model", Path("chat"), "--chat", "--prompts", Path("bad.jsonl")}), 3,
+      {"bad.jsonl, line 1: the messages are a JSON object, not a list"});
+  ExpectExit(Halflife({"generate", "--model", Path("chat"), "--prompt", "a", "--system", "b"}), 2,
+             {"--chat"});
+  ExpectExit(Halflife({"generate", "--model", Path("chat"), "--chat", "--prompt", "a",
+                       "--max-tokens", "0"}),
+             2, {"--max-tokens 0 leaves no room for an answer. Use 1 or more."});
 }
 
 }  // namespace

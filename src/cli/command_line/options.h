@@ -119,6 +119,8 @@ struct GenerateOptions {
   std::string model, weights = "main", tokenizer;
   std::optional<std::string> prompt;  // One of prompt and prompts.
   std::string prompts;                // A file.
+  bool chat = false;                  // Without prompt and prompts: a conversation at the terminal.
+  std::string system, chat_template;  // With chat. Empty: none; as ServeOptions::chat_template.
   int64_t batch = 8;                  // Number of prompts at a time.
   data::SpecialTokens special_tokens = data::SpecialTokens::kParse;
   infer::GenerateConfig generate;

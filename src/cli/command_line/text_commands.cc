@@ -3,6 +3,12 @@
 
 namespace halflife::cli {
 
+void AddChatTemplate(OptionDeclarer& declare, std::string& name) {
+  declare("--chat-template", name,
+          "Template of chats [the tokenizer's, if it is one of these; else chatml]",
+          OneOf({"chatml", "llama3", "qwen", "mistral", "zephyr"}));
+}
+
 // halflife generate: continues a prompt and streams the text.
 void AddGenerate(CLI::App& app, Request& request) {
   auto [command, options] = AddSubcommand<GenerateOptions>(
@@ -13,11 +19,13 @@ void AddGenerate(CLI::App& app, Request& request) {
            "token in the prompt does not reset the state. Ctrl-C ends the "
            "command by the signal, which a shell reports as 130. With --prompts, the texts are "
            "written as JSON lines in the order of the file, and a text does not depend on the "
-           "other prompts or on --batch (equal bits on a CPU).",
+           "other prompts or on --batch (equal bits on a CPU). With --chat, each line of standard "
+           "input is a message of the user, and the answers see the whole conversation.",
        .examples = {"halflife generate --model runs/first --prompt 'In the beginning' "
                     "--max-tokens 300 --temperature 0.8 --top-p 0.95 --stats",
                     "halflife generate --model runs/first --prompts questions.jsonl --batch 16 "
-                    "--stop '\n' > answers.jsonl"},
+                    "--stop '\n' > answers.jsonl",
+                    "halflife generate --model runs/chat --chat"},
        .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kNonFinite,
                       ExitCode::kNoUsableCheckpoint, ExitCode::kInterrupted}});
   infer::GenerateConfig& generate = options.generate;
@@ -27,8 +35,9 @@ void AddGenerate(CLI::App& app, Request& request) {
   declare("--prompt", options.prompt, "The text to continue; - is standard input [none]");
   CLI::Option* const prompts =
       declare("--prompts FILE", options.prompts,
-              "JSONL file with the texts to continue: strings, or objects with \"prompt\"; - is "
-              "standard input [none]");
+              "JSONL file with the texts to continue: strings, or objects with \"prompt\" (with "
+              "--chat: lists of messages, or objects with \"messages\"); - is standard input "
+              "[none]");
   declare("--batch", options.batch, "Number of prompts that are continued at a time",
           Between(1, 4096))
       ->needs(prompts);
@@ -44,6 +53,17 @@ void AddGenerate(CLI::App& app, Request& request) {
   command.add_flag_callback(
       "--no-cuda-graph", [&generate] { generate.decoder.use_graph = false; },
       "On a GPU, launch the kernels of each token one by one");
+
+  declare.BeginGroup("Chat");
+  CLI::Option* const chat = declare.Flag(
+      "--chat", options.chat,
+      "Answer messages by a chat template: those of --prompts, --prompt as one message, or those "
+      "that are typed");
+  AddChatTemplate(declare, options.chat_template);
+  declare("--system TEXT", options.system,
+          "System message of conversations that do not begin with one [none]");
+  for (const char* name : {"--chat-template", "--system"}) command.get_option(name)->needs(chat);
+  Exclude(command, "--chat", {"--special-tokens"});
 
   declare.BeginGroup("Length");
   declare("--max-tokens", generate.max_tokens, "Maximum number of new tokens", AtLeast(0));
@@ -85,9 +105,7 @@ void AddServe(CLI::App& app, Request& request) {
   declare.Required("--model RUN", options.model, kModelHelp);
   AddTokenizer(declare, options.tokenizer, "the model's");
   declare("--name", server.model_name, "Name of the model in requests [the folder's name]");
-  declare("--chat-template", options.chat_template,
-          "Template of chats [the tokenizer's, if it is one of these; else chatml]",
-          OneOf({"chatml", "llama3", "qwen", "mistral", "zephyr"}));
+  AddChatTemplate(declare, options.chat_template);
   declare("--host", options.host, "Address to listen at. 0.0.0.0: every address of this machine");
   declare("--port", options.port, "Port to listen at; 0: any free one, which the log names",
           Between(0, 65535));

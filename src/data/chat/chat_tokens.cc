@@ -109,6 +109,16 @@ ChatTokens EncodeChat(const Tokenizer& tokenizer, const std::vector<ChatPiece>& 
   return tokens;
 }
 
+EndOfTurn EndOfTurnOf(const Tokenizer& tokenizer, const ChatTemplate& chat) {
+  const std::string end(chat.end_of_turn());
+  if (end.empty()) return {};
+  const std::vector<int32_t> ids = tokenizer.Encode(end, SpecialTokens::kParse);
+  std::string bytes;
+  if (ids.size() == 1 && !tokenizer.AppendBytes(ids[0], /*at_start=*/false, bytes))
+    return {.id = ids[0], .text = {}};
+  return {.id = {}, .text = end};
+}
+
 std::vector<std::string> NamesWithoutToken(const Tokenizer& tokenizer, const ChatTemplate& chat) {
   std::set<std::string> names;
   const auto find = [&](std::string_view text) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,6 +29,13 @@ struct ChatTokens {
 // of special tokens become their ids, also those in contents. A bos or eos that the tokenizer does
 // not have is left out.
 ChatTokens EncodeChat(const Tokenizer& tokenizer, const std::vector<ChatPiece>& pieces);
+
+// How the model ends an assistant's turn. Both empty: by the tokenizer's eos token.
+struct EndOfTurn {
+  std::optional<int32_t> id;  // of the special token
+  std::string text;           // its name, if the tokenizer has no such token
+};
+EndOfTurn EndOfTurnOf(const Tokenizer& tokenizer, const ChatTemplate& chat);
 
 // Returns the names of special tokens in a template, such as <|im_end|>, that the tokenizer encodes
 // as several tokens. Templates whose turns end with eos have no other special tokens.
