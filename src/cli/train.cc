@@ -129,9 +129,6 @@ ExitCode Plan(train::RunConfig config, const TrainOptions& options) {
               "--plan supports one slice of a row per process. It does not support "
               "parallel.slices, ",
               config.parallel.slices, ". Use --set parallel.slices=0.");
-  HL_CHECK_AS(ExitCode::kUsage, config.lora.rank == 0, "--plan does not support lora.rank, ",
-              config.lora.rank,
-              ". Use --set lora.rank=0, or --dry-run for the memory of this machine.");
   const train::PlanRequest request = train::ParsePlan(*options.plan);
   const std::optional<data::DatasetInfo> dataset = train::FindTrainingInfo(config);
   const data::DatasetInfo* const info = dataset ? &*dataset : nullptr;

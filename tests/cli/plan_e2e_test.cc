@@ -92,6 +92,28 @@ TEST_F(PlanRuns, PrintsAPlanForMachinesThatAreNotHere) {
   EXPECT_THAT(graphs.out, AllOf(HasSubstr("ZeRO stage"), Not(HasSubstr("ZeRO stage 2"))));
 }
 
+// With LoRA, only A and B have states and gradients, and only they are in a checkpoint.
+TEST_F(PlanRuns, PlansLora) {
+  const std::vector<std::string> set = {"train.micro_batch=1", "lora.rank=2"};
+  const RunResult text = ExpectExit(Plan("nodes=2,gpus=4,zero=1", set), 0);
+  EXPECT_THAT(text.out,
+              AllOf(HasSubstr("parameters trained by LoRA"), HasSubstr("frozen weights")));
+  const json lora = json::parse(Plan("nodes=2,gpus=4,zero=1", set, {"--json"}).out),
+             whole = json::parse(Plan("nodes=2,gpus=4,zero=1", {set[0]}, {"--json"}).out);
+  EXPECT_EQ(lora["parameters"], whole["parameters"]);
+  EXPECT_EQ(whole["trained_parameters"], whole["parameters"]);
+  const int64_t trained = lora["trained_parameters"];
+  EXPECT_LT(trained, lora["parameters"].get<int64_t>() / 2);
+  EXPECT_EQ(lora["checkpoint_bytes"], 12 * trained);
+  const auto bytes = [](const json& plan, const char* part) {
+    return plan["memory_of_one_rank"][part].get<int64_t>();
+  };
+  EXPECT_GE(bytes(lora, "frozen_bytes"), 4 * lora["parameters"].get<int64_t>());
+  EXPECT_LT(bytes(lora, "main_and_optimizer_bytes"), bytes(whole, "main_and_optimizer_bytes") / 2);
+  EXPECT_LT(bytes(lora, "gradients_bytes"), bytes(whole, "gradients_bytes") / 2);
+  EXPECT_THAT(ExpectExit(Plan("auto,nodes=1,gpus=2", set), 0).out, Not(HasSubstr("ZeRO stage 3")));
+}
+
 TEST_F(PlanRuns, RefusesWhatCannotBeWithExitTwo) {
   struct Case {
     const char* plan;

@@ -11,6 +11,7 @@
 #include "model/model_cost.h"
 #include "ops/sequence/tokens_before.h"
 #include "train/config/plan.h"
+#include "train/lora/lora.h"
 #include "train/plan/timeline.h"
 
 namespace halflife::train {
@@ -212,7 +213,7 @@ void AddMemory(const RunConfig& config, const StepOperations& step, ClusterPlan&
 
 void AddSave(const RunConfig& config, const StepOperations& step, ClusterPlan& plan) {
   plan.checkpoint_bytes =
-      config.optimizer.saved_bytes_per_parameter() * static_cast<double>(plan.parameters);
+      config.optimizer.saved_bytes_per_parameter() * static_cast<double>(plan.trained);
   if (!config.ckpt.saves_beside_training()) return;
   // The next update waits for a copy of this rank's share.
   const double bytes = plan.checkpoint_bytes / plan.cluster.world_size();
@@ -283,6 +284,8 @@ ClusterPlan PlanCluster(const RunConfig& config, const Cluster& machines,
                       .num_micro_batches = step.num_micro_batches,
                       .parameters = model.CountParameters().total(),
                       .tokens = config.train.global_batch * config.data.seq_len,
+                      .trained = config.lora.rank > 0 ? SizesOfLora(config.lora, model).trained
+                                                      : model.CountParameters().total(),
                       .memory = PlanMemory(config, model, world_size, cluster.limits),
                       .collectives = CollectivesOf(step)};
   AddTimes(step, cluster, plan);

@@ -44,6 +44,7 @@ struct ClusterPlan {
   int shard = 1;                                   // Ranks of a shard group.
   int64_t micro_batch = 1, num_micro_batches = 1;  // Per rank and step.
   int64_t parameters = 0, tokens = 0;              // tokens: per step, over all ranks.
+  int64_t trained = 0;                             // Parameters; with LoRA, those of A and B.
   MemoryPlan memory = {};
   std::vector<PlannedCollective> collectives = {};
   double step_s = 0, compute_s = 0;  // compute_s: compute without waits, including the update.

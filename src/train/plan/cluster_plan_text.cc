@@ -26,6 +26,7 @@ std::vector<MemoryPart> PartsOf(const MemoryPlan& memory) {
   return {{"main_and_optimizer", "main weights, optimizer", memory.main_and_optimizer, false},
           {"gradients", "gradients and their sums", memory.gradients, false},
           {"compute_copy", "weights to compute with", memory.compute_copy, false},
+          {"frozen", "frozen weights", memory.frozen, false},
           {"gathered", "weights of gathered layers", memory.gathered, false},
           {"activations", "activations", memory.activations, true},
           {"loss", "loss: logits, gradients", memory.loss, false},
@@ -153,6 +154,9 @@ std::string ClusterPlanText(const ClusterPlan& plan) {
                    " sequence-parallel", ", ZeRO stage ", plan.zero_stage,
                    plan.shard < cluster.world_size() ? Concat(" in groups of ", plan.shard) : "",
                    ", micro-batch ", plan.micro_batch));
+  if (plan.trained < plan.parameters)
+    lines.Row("parameters trained by LoRA", HumanCount(static_cast<double>(plan.trained)),
+              Concat("of ", HumanCount(static_cast<double>(plan.parameters))));
   AddMemory(plan, lines);
   AddCollectives(plan, lines);
   AddStep(plan, lines);
@@ -180,6 +184,7 @@ Json ClusterPlanJson(const ClusterPlan& plan) {
           {"micro_batch", plan.micro_batch},
           {"micro_batches", plan.num_micro_batches},
           {"parameters", plan.parameters},
+          {"trained_parameters", plan.trained},
           {"tokens_per_step", plan.tokens},
           {"memory_of_one_rank", MemoryJson(plan.memory)},
           {"collectives", collectives},

@@ -9,6 +9,7 @@
 #include "model/model_cost.h"
 #include "model/sequence_parallel.h"
 #include "train/config/plan.h"
+#include "train/lora/lora.h"
 #include "train/step/arena_optimizer.h"
 #include "train/step/float8_layers.h"
 #include "train/step/gradient_sync.h"
@@ -19,12 +20,12 @@
 namespace halflife::train {
 namespace {
 
-// The parameters and the compute of each layer.
+// The parameters that are trained, and the compute of each layer.
 class Pieces {
  public:
   // `mixing`: for each block, this rank's token-to-token work relative to that of an average token.
   Pieces(const RunConfig& config, const model::LanguageModel& model, int64_t tokens,
-         const std::vector<double>& mixing, double updated_elements)
+         const std::vector<double>& mixing, double updated_elements, int64_t num_micro_batches)
       : num_layers_(config.model.num_layers), params_(config.model.num_layers + 2) {
     const bool bf16 = config.train.computes_in_bf16();
     const double element = bf16 ? 2 : 4;
@@ -33,8 +34,18 @@ class Pieces {
     std::vector<double> weights(params_.size());
     for (int param = 0; param < model.parameters().size(); ++param) {
       const auto layer = static_cast<size_t>(1 + model.LayerOf(param));
-      params_[layer].push_back(param);
+      if (config.lora.rank == 0) params_[layer].push_back(param);
       weights[layer] += static_cast<double>(model.parameters().specs()[param].count());
+    }
+    double adapted = 0;  // elements of the matrices that have an A and a B
+    if (config.lora.rank > 0) {
+      int trained = 0;
+      for (const int param : LoraTargets(config.lora, model)) {
+        std::vector<int>& of_layer = params_[static_cast<size_t>(1 + model.LayerOf(param))];
+        of_layer.push_back(trained++);
+        of_layer.push_back(trained++);
+        adapted += static_cast<double>(model.parameters().specs()[param].count());
+      }
     }
     const model::ModelCost cost(model, config.data.seq_len, config.train.device == "cuda");
     const int64_t bytes = bf16 ? 2 : 4;
@@ -66,11 +77,14 @@ class Pieces {
       }
     }
     // The update reads and writes main and the optimizer's states, reads the gradient twice (its
-    // norm comes first), and writes the compute copy.
+    // norm comes first), and writes the compute copy. With LoRA, W of each target is computed from
+    // A and B, and each micro-batch has multiplied its gradient by both.
     const auto num_states = static_cast<double>(config.optimizer.state_names().size());
-    pieces_.push_back(
-        {.kind = ComputePiece::Kind::kUpdate,
-         .bytes = updated_elements * (8 * (1 + num_states) + 2 * 4 + (bf16 ? 2 : 0))});
+    pieces_.push_back({.kind = ComputePiece::Kind::kUpdate,
+                       .matmul_flops = static_cast<double>(config.lora.rank) * adapted *
+                                       static_cast<double>(2 + 4 * num_micro_batches),
+                       .bytes = updated_elements * (8 * (1 + num_states) + 2 * 4 + (bf16 ? 2 : 0)) +
+                                2 * adapted * element});
   }
 
   const std::vector<ComputePiece>& pieces() const { return pieces_; }
@@ -102,9 +116,11 @@ class RankRehearsal {
         shard_(Group(mesh_.ShardGroup())),
         replica_(mesh_.has_replicas() ? Group(mesh_.ReplicaGroup()) : nullptr),
         unit_ranks_(Group(mesh_.ShardGroup(), "units")),
-        arena_(model.parameters(),
+        lora_(config.lora.rank > 0 ? std::make_unique<Lora>(config.lora, model) : nullptr),
+        arena_(lora_ ? lora_->parameters() : model.parameters(),
                ParameterArena::Of(config, model, at::kMeta, rank.rank, rank.world_size)),
-        pieces_(config, model, step.tokens, MixingShares(), UpdatedElements()),
+        pieces_(config, model, step.tokens, MixingShares(), UpdatedElements(),
+                step.num_micro_batches),
         optimizer_(config.optimizer.algorithm.Make(config.optimizer.adamw)),
         gradients_(arena_, {*shard_, replica_.get()},
                    {.in_bf16 = config.parallel.grad_reduce == "bf16"}) {
@@ -120,8 +136,7 @@ class RankRehearsal {
     }
     if (!arena_.sliced()) return;
     gather_.emplace(arena_.layout(), dist::ShardGroups(*shard_, replica_.get()),
-                    arena_.ComputedArrays(), pieces_.params_of_layers(),
-                    config.parallel.num_prefetched());
+                    arena_.ComputedArrays(), NeededByLayers(), config.parallel.num_prefetched());
     // A run gathers all weights at its start, and frozen ones only then.
     gather_->Start(nullptr);
     gather_->AwaitAll();
@@ -130,6 +145,7 @@ class RankRehearsal {
 
   void Step() {
     const int64_t count = step_.num_micro_batches;
+    if (lora_ && gather_) gather_->AwaitAll();
     for (int64_t micro = 0; micro < count; ++micro) MicroBatch(micro, count);
     gradients_.Finish();
     StepScalars().Reduce(*control_);
@@ -188,7 +204,17 @@ class RankRehearsal {
     return sum;
   }
 
+  // A and B are all needed before the first layer.
+  std::vector<std::vector<int>> NeededByLayers() const {
+    if (!lora_) return pieces_.params_of_layers();
+    std::vector<int> all;
+    for (const std::vector<int>& params : pieces_.params_of_layers())
+      all.insert(all.end(), params.begin(), params.end());
+    return {all};
+  }
+
   void Await(int64_t layer) {
+    if (lora_) return;
     if (units_) {
       units_->AwaitForward(static_cast<int>(layer) + 1, nullptr);
     } else if (gather_) {
@@ -246,6 +272,7 @@ class RankRehearsal {
   const dist::DataMesh mesh_;
   std::unique_ptr<dist::Communicator> control_, shard_, replica_, unit_ranks_;
   std::unique_ptr<dist::Communicator> slices_;  // null: shard_ has the order of slices
+  std::unique_ptr<Lora> lora_;                  // null: all weights are trained
   ParameterArena arena_;
   Pieces pieces_;
   std::unique_ptr<optim::Optimizer> optimizer_;

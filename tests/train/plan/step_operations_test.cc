@@ -17,6 +17,7 @@
 #include "model/model_cost.h"
 #include "support/run_fixture.h"
 #include "train/config/plan.h"
+#include "train/lora/lora.h"
 #include "train/step/step.h"
 
 namespace halflife::train {
@@ -79,7 +80,9 @@ class StepOperationsTest : public testing::Test {
       const dist::DataMesh mesh = MeshOf(config, comm.rank(), comm.size());
       const data::Dataset dataset = data::Dataset::Open(dir->path() / config.data.path);
       model::LanguageModel model(config.model);
-      ParameterArena arena(model.parameters(),
+      std::optional<Lora> lora;
+      if (config.lora.rank > 0) lora.emplace(config.lora, model).Bind(at::kCPU, at::kFloat);
+      ParameterArena arena(lora ? lora->parameters() : model.parameters(),
                            ParameterArena::Of(config, model, at::kCPU, comm.rank(), comm.size()));
       arena.Initialise(config.train.seed);
       data::TokenSource source(dataset, data::Split::kTrain,
@@ -90,7 +93,7 @@ class StepOperationsTest : public testing::Test {
                                 .dp_size = mesh.dp(),
                                 .seed = config.train.seed,
                                 .prefetch = 0});
-      StepRunner runner(config, model, arena, source, *context, {});
+      StepRunner runner(config, model, arena, source, *context, {}, lora ? &*lora : nullptr);
       runner.ShareParameters();
       uint64_t num_updates = 0;
       runner.Run(0, num_updates, {});
@@ -145,6 +148,14 @@ TEST_F(StepOperationsTest, AreThoseOfARunOnEveryMesh) {
 TEST_F(StepOperationsTest, AreThoseOfARunWhoseGradientsTravelInBf16) {
   for (const int stage : {0, 1, 2})
     ExpectRehearsedAsRun(4, {"parallel.grad_reduce=bf16", Concat("parallel.zero_stage=", stage)});
+}
+
+// Only A and B have gradients and are gathered, all before the first layer.
+TEST_F(StepOperationsTest, AreThoseOfARunWithLora) {
+  for (const int stage : {0, 1, 2})
+    for (const std::string more : {"parallel.sp=1", "parallel.sp=2", "lora.targets=.*_proj.weight"})
+      ExpectRehearsedAsRun(
+          4, {"lora.rank=4", Concat("parallel.zero_stage=", stage), more, "model.num_layers=3"});
 }
 
 // Ranks that own no matrix take part in the exchange, too.
