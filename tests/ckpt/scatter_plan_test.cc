@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <map>
-#include <memory>
 #include <tuple>
 
 #include "ckpt/ckpt_fixture.h"

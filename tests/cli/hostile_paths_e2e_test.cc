@@ -7,10 +7,6 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include <cstring>
-#include <fstream>
-#include <functional>
-
 #include "support/program_test.h"
 
 namespace halflife::test {

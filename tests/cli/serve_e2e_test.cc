@@ -8,7 +8,6 @@
 #include <fstream>
 #include <future>
 #include <regex>
-#include <sstream>
 #include <thread>
 
 #include "support/program_test.h"

@@ -8,7 +8,6 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
-#include <limits>
 #include <set>
 #include <thread>
 

@@ -3,8 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <fstream>
-
 #include "core/files.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <functional>
-#include <span>
 #include <thread>
 
 #include "data/bpe/merger.h"

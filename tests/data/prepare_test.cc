@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <thread>
 
 #include "core/concat.h"
 #include "data/manifest.h"

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <fstream>
 #include <map>
-#include <numbers>
 
 #include "data/prepare/prepare.h"
 #include "data/token_source.h"

@@ -2,7 +2,6 @@
 #include "infer/generator.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/equal.h>
 #include <gtest/gtest.h>
 
 #include <string>

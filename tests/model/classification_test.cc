@@ -1,6 +1,5 @@
 // Models that end with a classifier over documents.
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/log_softmax.h>

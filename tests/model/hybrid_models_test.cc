@@ -1,10 +1,9 @@
 // Whole models of the patterns of published hybrids, whose layers differ in mixer and block:
 // documents in one row are independent, prefill and steps equal the whole row, rows split over
 // ranks give the same loss and gradients, and recomputation gives the same bits. fp64, except for
-// bits.
+// bits and for the gradients of all parameters.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/zeros_like.h>
 
 #include <memory>
 #include <string>
@@ -12,6 +11,7 @@
 
 #include "dist/local_communicator.h"
 #include "model/language_model.h"
+#include "model/mixers/parallel.h"
 #include "model/sequence_parallel.h"
 #include "ops/random_tensors.h"
 
@@ -70,6 +70,41 @@ ModelConfig Rwkv7Pattern() {
   return config;
 }
 
+MixerConfig PatternMamba2() {
+  return MixerConfig("mamba2",
+                     {{"num_heads", 4}, {"head_dim", 4}, {"state_size", 5}, {"num_groups", 2}});
+}
+// Nemotron-H: layers of Mamba-2 or attention, some without a channel mixer.
+ModelConfig NemotronPattern() {
+  ModelConfig config = QwenPattern();
+  config.norm = NormConfig();
+  config.num_layers = 4;
+  config.mixer = PatternMamba2();
+  config.channel_mixer =
+      ChannelMixerConfig("mlp", {{"width", 24}, {"activation", "relu2"}, {"bias", true}});
+  config.hybrid = {{.layers = {0, 2}, .channel_mixer = ChannelMixerConfig(kNoChannelMixer)},
+                   {.layers = {2},
+                    .mixer = MixerConfig(
+                        "softmax", {{"num_heads", 4}, {"num_kv_heads", 2}, {"rope_theta", 0}})}};
+  return config;
+}
+
+// Falcon-H1: Mamba-2 and attention in each layer, and factors.
+ModelConfig FalconPattern() {
+  ModelConfig config = QwenPattern();
+  config.norm = NormConfig();
+  config.num_layers = 2;
+  config.mixer = ParallelMixer(
+      {ParallelPart(PatternMamba2(), 1.5, 0.5),
+       ParallelPart(MixerConfig("softmax", {{"num_heads", 4}, {"num_kv_heads", 2}}), 1, 0.75)});
+  config.channel_mixer = ChannelMixerConfig(
+      "swiglu", {{"width", 24}, {"gate_multiplier", 0.5}, {"down_multiplier", 2.0}});
+  config.hybrid = {};
+  config.embedding.scale = 2;
+  config.head.logit_scale = 0.5;
+  return config;
+}
+
 struct Pattern {
   std::string name;
   ModelConfig config;
@@ -114,7 +149,9 @@ class HybridPattern : public testing::TestWithParam<Pattern> {
 INSTANTIATE_TEST_SUITE_P(All, HybridPattern,
                          testing::Values(Pattern{"qwen", QwenPattern()},
                                          Pattern{"olmo", OlmoPattern()},
-                                         Pattern{"rwkv7", Rwkv7Pattern()}),
+                                         Pattern{"rwkv7", Rwkv7Pattern()},
+                                         Pattern{"nemotron", NemotronPattern()},
+                                         Pattern{"falcon", FalconPattern()}),
                          [](const auto& tested) { return tested.param.name; });
 
 TEST_P(HybridPattern, PackedDocumentsAreThoseOfSeparateRows) {
@@ -148,6 +185,18 @@ TEST_P(HybridPattern, PrefillAndStepsAreTheWholeRow) {
     ASSERT_TRUE(
         Close(model->Step(tokens.select(1, t), state), want.select(1, t), kPatternTolerance))
         << t;
+}
+
+TEST_P(HybridPattern, EveryParameterGetsAGradient) {
+  const auto model = Make(at::kFloat);
+  Trained(*model, OneRow(0, kTokens), PatternTokens(3), PatternTokens(4));
+  for (int i = 0; i < model->parameters().size(); ++i) {
+    const at::Tensor& grad = model->parameters().tensor(i).grad();
+    const std::string& name = model->parameters().specs()[i].name;
+    ASSERT_TRUE(grad.defined()) << name;
+    EXPECT_TRUE(grad.isfinite().all().item<bool>()) << name;
+    EXPECT_GT(grad.abs().max().item<float>(), 0) << name;
+  }
 }
 
 TEST_P(HybridPattern, RowsSplitOverRanksGiveTheSameGradients) {

@@ -6,7 +6,6 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/log_softmax.h>
 #include <ATen/ops/silu.h>
-#include <ATen/ops/tensor.h>
 #include <gmock/gmock.h>
 
 #include <map>

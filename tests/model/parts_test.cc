@@ -3,15 +3,12 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/cos.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/log_softmax.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/silu.h>
-#include <ATen/ops/sin.h>
 #include <gmock/gmock.h>
 
 #include <algorithm>

@@ -42,18 +42,35 @@ inline void ExpectFiniteDifferences(
   }
 }
 
+// Returns the value of a function at copies of the inputs, then its gradients.
+inline std::vector<at::Tensor> ValueAndGradients(
+    const std::function<at::Tensor(const std::vector<at::Tensor>&)>& function,
+    const std::vector<at::Tensor>& inputs) {
+  std::vector<at::Tensor> leaves;
+  for (const at::Tensor& x : inputs) leaves.push_back(x.detach().clone().requires_grad_());
+  const at::Tensor y = function(leaves);
+  const at::Tensor dy = Normal(y.sizes().vec(), 999, y.scalar_type());
+  std::vector<at::Tensor> results = {y.detach()};
+  for (const at::Tensor& grad : torch::autograd::grad({y}, leaves, {dy})) results.push_back(grad);
+  return results;
+}
+
+// Expects that two functions have equal values and gradients at the inputs.
+inline void ExpectSameFunction(
+    const std::function<at::Tensor(const std::vector<at::Tensor>&)>& got,
+    const std::function<at::Tensor(const std::vector<at::Tensor>&)>& want,
+    const std::vector<at::Tensor>& inputs, double tolerance) {
+  ExpectClose(ValueAndGradients(got, inputs), ValueAndGradients(want, inputs), tolerance);
+}
+
 // Compares values and gradients of the fused fp32 loops with the same function in fp64.
 inline void ExpectFloatMatchesDouble(
     const std::function<at::Tensor(const std::vector<at::Tensor>&)>& function,
     const std::vector<at::Tensor>& inputs, double tolerance) {
   const auto run = [&](at::ScalarType dtype) {
-    std::vector<at::Tensor> leaves;
-    for (const at::Tensor& x : inputs) leaves.push_back(x.to(dtype).clone().requires_grad_());
-    const at::Tensor y = function(leaves);
-    const at::Tensor dy = Normal(y.sizes().vec(), 999, dtype);
-    std::vector<at::Tensor> results = {y.detach()};
-    for (const at::Tensor& grad : torch::autograd::grad({y}, leaves, {dy})) results.push_back(grad);
-    return results;
+    std::vector<at::Tensor> stored;
+    for (const at::Tensor& x : inputs) stored.push_back(x.to(dtype));
+    return ValueAndGradients(function, stored);
   };
   const auto narrow = run(at::kFloat), wide = run(at::kDouble);
   EXPECT_EQ(narrow[0].scalar_type(), at::kFloat);

@@ -73,6 +73,16 @@ inline testing::AssertionResult Close(const at::Tensor& got_in, const at::Tensor
                                      << b[place] << ", allowed " << tolerance * largest;
 }
 
+// The largest difference relative to the largest value, and the relative root mean square.
+inline double LargestError(const at::Tensor& got, const at::Tensor& want) {
+  const at::Tensor wide = want.to(at::kDouble);
+  return ((got.to(at::kDouble) - wide).abs().max() / wide.abs().max()).item<double>();
+}
+inline double MeanError(const at::Tensor& got, const at::Tensor& want) {
+  const at::Tensor wide = want.to(at::kDouble);
+  return ((got.to(at::kDouble) - wide).norm() / wide.norm()).item<double>();
+}
+
 // Values of an oracle as a tensor, and back.
 inline at::Tensor ToTensor(const std::vector<double>& values, at::IntArrayRef shape,
                            at::ScalarType dtype = at::kDouble) {
@@ -88,6 +98,18 @@ inline std::vector<double> ToValues(const at::Tensor& x) {
 
 inline bool BitEqual(const at::Tensor& a, const at::Tensor& b) {
   return a.defined() && b.defined() && a.sizes() == b.sizes() && a.equal(b);
+}
+
+// The same for each tensor of two lists.
+inline void ExpectClose(const std::vector<at::Tensor>& got, const std::vector<at::Tensor>& want,
+                        double tolerance) {
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(Close(got[i], want[i], tolerance)) << i;
+}
+inline void ExpectBitEqual(const std::vector<at::Tensor>& got,
+                           const std::vector<at::Tensor>& want) {
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(BitEqual(got[i], want[i])) << i;
 }
 
 }  // namespace halflife::test

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <type_traits>
 
 #include "kernels/focus_pool/focus_pool_problem.h"
 

@@ -1,7 +1,6 @@
 // The emulated CUDA kernels of focus pooling equal the oracle.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
 #include <vector>
 

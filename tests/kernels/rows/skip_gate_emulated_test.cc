@@ -1,5 +1,4 @@
 // The emulated CUDA kernels of skip gates equal the formula in fp64.
-#include <algorithm>
 
 #include "kernels/rows/skip_gate_args.h"
 #include "kernels/rows_support.h"

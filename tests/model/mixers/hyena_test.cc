@@ -1,6 +1,5 @@
 // Hyena's FFT convolution equals the direct sum, and its filter starts as published.
 #include <ATen/ops/sin.h>
-#include <ATen/ops/zeros.h>
 
 #include <cmath>
 #include <numbers>

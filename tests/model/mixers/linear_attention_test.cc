@@ -19,19 +19,26 @@ using test::Normal;
 
 constexpr int64_t kDim = 16, kHeads = 2;
 
+at::Tensor HeadsOf(const BuiltMixer& mixer, const at::Tensor& x, const char* name) {
+  return at::linear(x, mixer[name]).unflatten(-1, {kHeads, -1});
+}
+// [B, T, H, .] -> [B, H, T, S], without later tokens.
+at::Tensor Scores(const at::Tensor& q, const at::Tensor& k) {
+  return at::einsum("bthd,bshd->bhts", {q, k}).tril();
+}
+at::Tensor Weighed(const at::Tensor& weights, const at::Tensor& v) {
+  return at::einsum("bhts,bshd->bthd", {weights, v});
+}
+
 // The paper's form: elu + 1, divided by the sum of the weights.
 TEST(LinearAttention, IsTheQuadraticForm) {
   const BuiltMixer mixer(MixerConfig("linear_attention", {{"num_heads", kHeads}}), kDim);
   const at::Tensor x = Normal({2, 150, kDim}, 1);
-  const auto heads = [&](const char* name) {
-    return at::linear(x, mixer[name]).unflatten(-1, {kHeads, -1});
-  };
   const auto map = [](const at::Tensor& y) { return y.clamp_max(0).exp() + y.clamp_min(0); };
   const at::Tensor scores =
-      at::einsum("bthd,bshd->bhts", {map(heads("q_proj.weight")), map(heads("k_proj.weight"))})
-          .tril();
+      Scores(map(HeadsOf(mixer, x, "q_proj.weight")), map(HeadsOf(mixer, x, "k_proj.weight")));
   const at::Tensor weights = scores / scores.sum(-1, /*keepdim=*/true);
-  const at::Tensor o = at::einsum("bhts,bshd->bthd", {weights, heads("v_proj.weight")});
+  const at::Tensor o = Weighed(weights, HeadsOf(mixer, x, "v_proj.weight"));
   // The denominator's eps is 1e-10, the sums are above 1e-2.
   EXPECT_TRUE(Close(mixer.Run(x), at::linear(o.flatten(2), mixer["o_proj.weight"]), 1e-7));
 }
@@ -44,19 +51,16 @@ TEST(LinearAttention, IsFlasLayer) {
                                                           {"output_norm", true}}),
                          kDim);
   const at::Tensor x = Normal({2, 70, kDim}, 2);
-  const auto heads = [&](const char* name) {
-    return at::linear(x, mixer[name]).unflatten(-1, {kHeads, -1});
-  };
   const auto map = [&](const at::Tensor& y, const std::string& name) {
     const auto layer = [&](const std::string& which) {
       return at::linear(y, mixer[name + which + ".weight"], mixer[name + which + ".bias"]);
     };
     return layer(".layer1") * layer(".layer2");
   };
-  const at::Tensor q = map(heads("q_proj.weight"), "feature_map_q"),
-                   k = map(heads("k_proj.weight"), "feature_map_k");
-  const at::Tensor scores = at::einsum("bthd,bshd->bhts", {q, k}).tril() / std::sqrt(8.0);
-  const at::Tensor o = at::einsum("bhts,bshd->bthd", {scores, heads("v_proj.weight")});
+  const at::Tensor q = map(HeadsOf(mixer, x, "q_proj.weight"), "feature_map_q"),
+                   k = map(HeadsOf(mixer, x, "k_proj.weight"), "feature_map_k");
+  const at::Tensor scores = Scores(q, k) / std::sqrt(8.0);
+  const at::Tensor o = Weighed(scores, HeadsOf(mixer, x, "v_proj.weight"));
   const at::Tensor normed =
       o / (o.square().mean(-1, /*keepdim=*/true) + 1e-6).sqrt() * mixer["norm.weight"];
   EXPECT_TRUE(Close(mixer.Run(x), at::linear(normed.flatten(2), mixer["o_proj.weight"]), 1e-11));
@@ -72,16 +76,14 @@ TEST(LinearAttention, DividesTheFeaturesOfEitherSide) {
               "linear_attention",
               {{"num_heads", kHeads}, {"norm_q", of_q}, {"norm_k", of_k}, {"normalise", false}}),
           kDim);
-      const auto heads = [&](const char* name) {
-        return at::linear(x, mixer[name]).unflatten(-1, {kHeads, -1});
-      };
       const auto map = [](const at::Tensor& y, bool divided) {
         const at::Tensor feature = y.clamp_max(0).exp() + y.clamp_min(0);
         return divided ? feature / (feature.sum(-1, /*keepdim=*/true) + 1e-4) : feature;
       };
-      const at::Tensor q = map(heads("q_proj.weight"), of_q), k = map(heads("k_proj.weight"), of_k);
-      const at::Tensor scores = at::einsum("bthd,bshd->bhts", {q, k}).tril() / std::sqrt(8.0);
-      const at::Tensor o = at::einsum("bhts,bshd->bthd", {scores, heads("v_proj.weight")});
+      const at::Tensor q = map(HeadsOf(mixer, x, "q_proj.weight"), of_q),
+                       k = map(HeadsOf(mixer, x, "k_proj.weight"), of_k);
+      const at::Tensor scores = Scores(q, k) / std::sqrt(8.0);
+      const at::Tensor o = Weighed(scores, HeadsOf(mixer, x, "v_proj.weight"));
       EXPECT_TRUE(Close(mixer.Run(x), at::linear(o.flatten(2), mixer["o_proj.weight"]), 1e-11))
           << "norm_q " << of_q << ", norm_k " << of_k;
     }

@@ -1,6 +1,5 @@
 // Mamba: parameters, initial values of both presets, and the formula.
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/softplus.h>
@@ -8,38 +7,25 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <gmock/gmock.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
 #include <map>
 #include <vector>
 
-#include "model/mixer.h"
-#include "ops/random_tensors.h"
+#include "model/mixers/built_mixer.h"
 
 namespace halflife::model {
 namespace {
 
 using test::Close;
-using test::Normal;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// The first layer of two, with fp64 parameters by name.
-struct Layer {
-  explicit Layer(int64_t dim, const std::vector<Assignment>& options = {}) {
-    mixer = MakeMixer(MixerConfig("mamba", options),
-                      {.sizes = {.model_dim = dim, .num_layers = 2}, .parameters = &parameters});
-    for (int i = 0; i < parameters.size(); ++i) {
-      at::Tensor tensor = at::empty(parameters.specs()[i].shape, at::kFloat);
-      parameters.Initialise(i, 3, tensor.mutable_data_ptr<float>());
-      values[parameters.specs()[i].name] = tensor.to(at::kDouble);
-      parameters.Bind(i, values[parameters.specs()[i].name]);
-    }
-  }
-  ParameterSet parameters;
-  std::map<std::string, at::Tensor> values;
-  std::unique_ptr<Mixer> mixer;
+// The first layer of two, with fp64 parameters.
+struct Layer : test::BuiltMixer {
+  explicit Layer(int64_t dim, const std::vector<Assignment>& options = {})
+      : BuiltMixer(MixerConfig("mamba", options), dim, at::kDouble, /*std_dev=*/0.02,
+                   {.num_layers = 2, .seed = 3}) {}
 };
 
 // Table 6 of ReBased (Aksenov et al., 2024): two layers with an RMSNorm each, 8192 tokens, a
@@ -52,7 +38,7 @@ TEST(MambaTest, HasAsManyParametersAsPublished) {
                                               {128, 1024, 1'413'120},
                                               {256, 1024, 3'235'840},
                                               {512, 512, 7'847'936}}) {
-    const int64_t mixer = Layer(dim).parameters.num_elements(), inner = 2 * dim, rank = dim / 16;
+    const int64_t mixer = Layer(dim).parameters().num_elements(), inner = 2 * dim, rank = dim / 16;
     EXPECT_EQ(mixer, 4 * dim * dim + 5 * inner + inner * (rank + 32) + rank * inner + inner +
                          17 * inner + inner * dim);
     EXPECT_EQ((8192 + positions + 2) * dim + 2 * (mixer + dim), count) << dim;
@@ -63,7 +49,7 @@ TEST(MambaTest, NamesItsParametersAsTransformers) {
   const Layer layer(20, {{"d_state", 5}});  // Rank 2, rounded up.
   std::map<std::string, std::vector<int64_t>> shapes;
   std::map<std::string, bool> decays;
-  for (const dist::ParamSpec& spec : layer.parameters.specs()) {
+  for (const dist::ParamSpec& spec : layer.parameters().specs()) {
     shapes[spec.name] = spec.shape;
     decays[spec.name] = spec.weight_decay;
   }
@@ -88,7 +74,7 @@ double StdDev(const at::Tensor& x) { return x.square().mean().sqrt().item<double
 // The bounds hold exactly. The standard deviation of uniform draws is bound / sqrt(3), within 5
 // standard errors, bound / sqrt(3) sqrt(0.2 / n).
 void ExpectUniform(const Layer& layer, const std::string& name, double bound) {
-  const at::Tensor& x = layer.values.at(name);
+  const at::Tensor& x = layer[name];
   EXPECT_LE(x.abs().max().item<double>(), bound * (1 + 1e-6)) << name;
   const double std_dev = bound / std::sqrt(3);
   EXPECT_NEAR(StdDev(x), std_dev, 5 * std_dev * std::sqrt(0.2 / static_cast<double>(x.numel())))
@@ -97,7 +83,7 @@ void ExpectUniform(const Layer& layer, const std::string& name, double bound) {
 
 TEST(MambaTest, CanonicalStepsAreLogUniform) {
   const Layer layer(128);  // 256 inner channels, rank 8.
-  const at::Tensor logs = at::softplus(layer.values.at("dt_proj.bias")).log();
+  const at::Tensor logs = at::softplus(layer["dt_proj.bias"]).log();
   const double low = std::log(0.001), high = std::log(0.1);
   EXPECT_GE(logs.min().item<double>(), low - 1e-4);
   EXPECT_LE(logs.max().item<double>(), high + 1e-4);
@@ -114,11 +100,11 @@ TEST(MambaTest, CanonicalStepsAreLogUniform) {
 
 TEST(MambaTest, ForkStepsAreAllTheSame) {
   const Layer layer(128, {{"mamba_init", std::string("fork")}});
-  const at::Tensor steps = at::softplus(layer.values.at("dt_proj.bias"));
+  const at::Tensor steps = at::softplus(layer["dt_proj.bias"]);
   EXPECT_TRUE(Close(steps, at::zeros_like(steps) + std::log(2.0), 1e-7));
   for (const char* name :
        {"in_proj.weight", "x_proj.weight", "dt_proj.weight", "out_proj.weight"}) {
-    const at::Tensor& x = layer.values.at(name);
+    const at::Tensor& x = layer[name];
     EXPECT_NEAR(StdDev(x), 0.02, 5 * 0.02 / std::sqrt(2.0 * static_cast<double>(x.numel())))
         << name;
   }
@@ -128,48 +114,39 @@ TEST(MambaTest, ForkStepsAreAllTheSame) {
 TEST(MambaTest, BothPresetsStartTheStatesAlike) {
   for (const char* preset : {"canonical", "fork"}) {
     const Layer layer(16, {{"mamba_init", std::string(preset)}});
-    const at::Tensor& a_log = layer.values.at("A_log");
+    const at::Tensor& a_log = layer["A_log"];
     for (int64_t n = 0; n < 16; ++n)
       EXPECT_NEAR(a_log[7][n].item<double>(), std::log(n + 1.0), 1e-6) << preset;
-    EXPECT_TRUE((layer.values.at("D") == 1).all().item<bool>());
+    EXPECT_TRUE((layer["D"] == 1).all().item<bool>());
   }
 }
 
 // Outputs, and the gradients of the input and of every parameter.
 TEST(MambaTest, IsTheRecurrence) {
   constexpr int64_t kSeqLen = 20, kDim = 6, kInner = 12, kStates = 3, kRank = 2;
-  const Layer layer(kDim, {{"d_state", kStates}, {"dt_rank", kRank}});
-  const auto& p = layer.values;
-  const at::Tensor u = Normal({2, kSeqLen, kDim}, 1).requires_grad_();
-  std::vector<at::Tensor> leaves = {u};
-  for (const auto& [name, value] : p) leaves.push_back(value.requires_grad_());
-  const at::Tensor xz = at::linear(u, p.at("in_proj.weight"));
-  const at::Tensor before = xz.narrow(2, 0, kInner), z = xz.narrow(2, kInner, kInner);
-  at::Tensor h = at::zeros({2, kInner, kStates}, at::kDouble);
-  std::vector<at::Tensor> outs;
-  for (int64_t t = 0; t < kSeqLen; ++t) {
-    at::Tensor sum = p.at("conv1d.bias");
-    for (int64_t back = 0; back < 4 && back <= t; ++back)
-      sum =
-          sum + before.select(1, t - back) * p.at("conv1d.weight").select(2, 3 - back).select(1, 0);
-    const at::Tensor x = at::silu(sum), selected = at::linear(x, p.at("x_proj.weight"));
-    const at::Tensor step = at::softplus(
-        at::linear(selected.narrow(1, 0, kRank), p.at("dt_proj.weight")) + p.at("dt_proj.bias"));
-    const at::Tensor b = selected.narrow(1, kRank, kStates),
-                     c = selected.narrow(1, kRank + kStates, kStates);
-    h = (step.unsqueeze(2) * -p.at("A_log").exp()).exp() * h +
-        (step * x).unsqueeze(2) * b.unsqueeze(1);
-    const at::Tensor y = (h * c.unsqueeze(1)).sum(2) + p.at("D") * x;
-    outs.push_back(at::linear(y * at::silu(z.select(1, t)), p.at("out_proj.weight")));
-  }
-  const auto slice = SequenceSlice::Contiguous(2, kSeqLen, 0, at::kCPU);
-  const at::Tensor got = layer.mixer->Forward({.x = u, .slice = slice}).y,
-                   want = at::stack(outs, 1), dout = Normal({2, kSeqLen, kDim}, 2);
-  EXPECT_TRUE(Close(got, want, 1e-13));
-  const auto got_grads = torch::autograd::grad({got}, leaves, {dout}),
-             want_grads = torch::autograd::grad({want}, leaves, {dout});
-  for (size_t i = 0; i < leaves.size(); ++i)
-    EXPECT_TRUE(Close(got_grads[i], want_grads[i], 1e-12)) << i;
+  Layer p(kDim, {{"d_state", kStates}, {"dt_rank", kRank}});
+  p.ExpectFormula({2, kSeqLen, kDim}, {1e-13, 1e-12}, [&](const at::Tensor& u) {
+    const at::Tensor xz = at::linear(u, p["in_proj.weight"]);
+    const at::Tensor before = xz.narrow(2, 0, kInner), z = xz.narrow(2, kInner, kInner);
+    at::Tensor h = at::zeros({2, kInner, kStates}, at::kDouble);
+    std::vector<at::Tensor> outs;
+    for (int64_t t = 0; t < kSeqLen; ++t) {
+      at::Tensor sum = p["conv1d.bias"];
+      for (int64_t back = 0; back < 4 && back <= t; ++back)
+        sum =
+            sum + before.select(1, t - back) * p["conv1d.weight"].select(2, 3 - back).select(1, 0);
+      const at::Tensor x = at::silu(sum), selected = at::linear(x, p["x_proj.weight"]);
+      const at::Tensor step = at::softplus(
+          at::linear(selected.narrow(1, 0, kRank), p["dt_proj.weight"]) + p["dt_proj.bias"]);
+      const at::Tensor b = selected.narrow(1, kRank, kStates),
+                       c = selected.narrow(1, kRank + kStates, kStates);
+      h = (step.unsqueeze(2) * -p["A_log"].exp()).exp() * h +
+          (step * x).unsqueeze(2) * b.unsqueeze(1);
+      const at::Tensor y = (h * c.unsqueeze(1)).sum(2) + p["D"] * x;
+      outs.push_back(at::linear(y * at::silu(z.select(1, t)), p["out_proj.weight"]));
+    }
+    return at::stack(outs, 1);
+  });
 }
 
 TEST(MambaTest, NamesTheFix) {

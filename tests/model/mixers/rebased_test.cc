@@ -4,7 +4,6 @@
 #include <ATen/ops/einsum.h>
 #include <ATen/ops/eye.h>
 #include <ATen/ops/linear.h>
-#include <ATen/ops/ones_like.h>
 
 #include <cmath>
 

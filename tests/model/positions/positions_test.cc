@@ -13,7 +13,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "model/language_model.h"
 #include "model/mixers/built_mixer.h"

@@ -212,18 +212,11 @@ TEST_P(DecayAttentionGpuTest, TwoRunsGiveTheSameBits) {
 TEST_P(DecayAttentionGpuTest, StepEqualsTheCpu) {
   const auto [kind, dtype, documents] = GetParam();
   const DecayProblem problem = Make(64, 64);
-  const bool constant = kind == DecayKind::kPerHead;
   ops::DecayState state = {.kv = problem.inputs.initial_state.kv.clone()},
                   moved_state = {.kv = ToGpu(state.kv)};
   for (int64_t t = 0; t < 3; ++t) {
     const auto step = [&](const ops::DecayAttentionInputs& in, ops::DecayState& of) {
-      return ops::DecayAttentionStep(
-          {.q = in.q.select(1, t),
-           .k = in.k.select(1, t),
-           .v = in.v.select(1, t),
-           .log_decay = constant ? in.log_decay : in.log_decay.select(1, t),
-           .constant_decay = constant},
-          problem.config, of);
+      return ops::DecayAttentionStep(test::TokenAt(in, t), problem.config, of);
     };
     const DecayProblem moved = OnGpu(problem);
     ExpectSame("out", step(moved.inputs, moved_state), step(problem.inputs, state),

@@ -3,7 +3,6 @@
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include <string>
 #include <tuple>
 
 #include "ops/decay_attention/tensor_problem.h"
@@ -372,15 +371,7 @@ TEST(DecayAttentionStepTest, EqualsTheRecurrence) {
     const auto want = Oracle(problem).output;
     ops::DecayState state = {.kv = in.initial_state.kv.clone()};
     for (int64_t t = 0; t < 30; ++t) {
-      const at::Tensor log_decay =
-          kind == DecayKind::kPerHead ? in.log_decay : in.log_decay.select(1, t);
-      const at::Tensor out =
-          ops::DecayAttentionStep({.q = in.q.select(1, t),
-                                   .k = in.k.select(1, t),
-                                   .v = in.v.select(1, t),
-                                   .log_decay = log_decay,
-                                   .constant_decay = kind == DecayKind::kPerHead},
-                                  problem.config, state);
+      const at::Tensor out = ops::DecayAttentionStep(test::TokenAt(in, t), problem.config, state);
       EXPECT_TRUE(Close(out, want.out.select(1, t), 2e-6)) << "token " << t;
     }
     EXPECT_TRUE(Close(state.kv, want.final_state.kv, 2e-6));

@@ -14,6 +14,7 @@ namespace {
 
 using test::Close;
 using test::DecayProblem;
+using test::LargestError;
 using test::MakeProblem;
 using test::Normal;
 using test::Oracle;
@@ -49,20 +50,14 @@ DecayState AtTrueScale(const DecayState& state) {
           .norm = state.norm.to(at::kDouble) * scale};
 }
 
-// Returns the largest difference, relative to the largest value.
-double RelativeError(const at::Tensor& got, const at::Tensor& want) {
-  const at::Tensor wide = want.to(at::kDouble);
-  return ((got.to(at::kDouble) - wide).abs().max() / wide.abs().max()).item<double>();
-}
-
 void ExpectGrads(const DecayAttentionGrads& got, const DecayAttentionGrads& want, double tolerance,
                  double decay_tolerance) {
-  EXPECT_LE(RelativeError(got.dq, want.dq), tolerance) << "dq";
-  EXPECT_LE(RelativeError(got.dk, want.dk), tolerance) << "dk";
-  EXPECT_LE(RelativeError(got.dv, want.dv), tolerance) << "dv";
-  EXPECT_LE(RelativeError(got.dlog_decay, want.dlog_decay), decay_tolerance) << "dlog_decay";
+  EXPECT_LE(LargestError(got.dq, want.dq), tolerance) << "dq";
+  EXPECT_LE(LargestError(got.dk, want.dk), tolerance) << "dk";
+  EXPECT_LE(LargestError(got.dv, want.dv), tolerance) << "dv";
+  EXPECT_LE(LargestError(got.dlog_decay, want.dlog_decay), decay_tolerance) << "dlog_decay";
   if (want.dkey_scale.defined()) {
-    EXPECT_LE(RelativeError(got.dkey_scale, want.dkey_scale), tolerance) << "dkey_scale";
+    EXPECT_LE(LargestError(got.dkey_scale, want.dkey_scale), tolerance) << "dkey_scale";
   }
 }
 
@@ -81,10 +76,10 @@ TEST(DecayGrowth, FarBeyondTheRangeOfFloat) {
       // may cost 2.8e-3. Measured: 1.9e-4.
       const bool wide = dtype == at::kDouble;
       EXPECT_TRUE(got.out.isfinite().all().item<bool>());
-      EXPECT_LE(RelativeError(got.out, want.output.out), wide ? 1e-12 : 5e-6);
+      EXPECT_LE(LargestError(got.out, want.output.out), wide ? 1e-12 : 5e-6);
       const DecayState state = AtTrueScale(got.final_state);
-      EXPECT_LE(RelativeError(state.kv, want.output.final_state.kv), wide ? 1e-12 : 5e-6);
-      EXPECT_LE(RelativeError(state.norm, want.output.final_state.norm), wide ? 1e-12 : 5e-6);
+      EXPECT_LE(LargestError(state.kv, want.output.final_state.kv), wide ? 1e-12 : 5e-6);
+      EXPECT_LE(LargestError(state.norm, want.output.final_state.norm), wide ? 1e-12 : 5e-6);
       ExpectGrads(Backward(problem.inputs, problem.config, problem.dout, {}), want.grads,
                   wide ? 1e-11 : 1e-5, wide ? 1e-10 : 5e-4);
     }
@@ -159,8 +154,8 @@ DecayAttentionInputs Part(const DecayProblem& problem, int64_t begin, int64_t en
 
 void ExpectSameAtTrueScale(const DecayState& got, const DecayState& want, double tolerance) {
   const DecayState a = AtTrueScale(got), b = AtTrueScale(want);
-  EXPECT_LE(RelativeError(a.kv, b.kv), tolerance);
-  EXPECT_LE(RelativeError(a.norm, b.norm), tolerance);
+  EXPECT_LE(LargestError(a.kv, b.kv), tolerance);
+  EXPECT_LE(LargestError(a.norm, b.norm), tolerance);
 }
 
 // If the state is carried with its log scale, splits change nothing, even far beyond the range of
@@ -175,7 +170,7 @@ TEST(DecayGrowth, SplitAnywhereAndCarryIsTheWhole) {
       problem.inputs.chunks = test::ChunksOf(problem.starts);
     }
     const auto whole = DecayAttention(problem.inputs, problem.config);
-    EXPECT_LE(RelativeError(whole.out, Oracle(problem).output.out), 5e-6);
+    EXPECT_LE(LargestError(whole.out, Oracle(problem).output.out), 5e-6);
     for (const int64_t split : {1, 64, 700, 1999, 2499}) {
       SCOPED_TRACE(testing::Message() << "split " << split << ", documents " << documents);
       const auto first = DecayAttention(Part(problem, 0, split), problem.config);
@@ -197,13 +192,7 @@ TEST(DecayGrowth, StepsAreTheWhole) {
     const auto whole = DecayAttention(in, problem.config);
     DecayState state = DecayAttention(Part(problem, 0, kPrefill), problem.config).final_state;
     for (int64_t t = kPrefill; t < kTokens; ++t) {
-      const at::Tensor out = DecayAttentionStep({.q = in.q.select(1, t),
-                                                 .k = in.k.select(1, t),
-                                                 .v = in.v.select(1, t),
-                                                 .log_decay = in.log_decay,
-                                                 .constant_decay = true,
-                                                 .key_scale = in.key_scale.select(1, t)},
-                                                problem.config, state);
+      const at::Tensor out = DecayAttentionStep(test::TokenAt(in, t), problem.config, state);
       EXPECT_TRUE(Close(out, whole.out.select(1, t), 2e-6)) << "token " << t;
     }
     ExpectSameAtTrueScale(state, whole.final_state, 5e-6);
@@ -218,12 +207,7 @@ TEST(DecayGrowth, StepsFromNothingAreTheWhole) {
                       .norm = at::zeros({1, 2, 8}),
                       .log_scale = at::zeros({1, 2}, at::kDouble)};
   for (int64_t t = 0; t < 40; ++t) {
-    const at::Tensor out = DecayAttentionStep({.q = in.q.select(1, t),
-                                               .k = in.k.select(1, t),
-                                               .v = in.v.select(1, t),
-                                               .log_decay = in.log_decay,
-                                               .constant_decay = true},
-                                              problem.config, state);
+    const at::Tensor out = DecayAttentionStep(test::TokenAt(in, t), problem.config, state);
     EXPECT_TRUE(Close(out, whole.out.select(1, t), 2e-6)) << "token " << t;
   }
   EXPECT_TRUE(Close(state.log_scale, whole.final_state.log_scale, 1e-12));
@@ -274,7 +258,7 @@ TEST(DecayGrowth, AnySize) {
   DecayProblem problem = GrowingProblem(5, false, 385, at::kFloat);
   problem.inputs.log_decay.fill_(90);
   const auto got = DecayAttention(problem.inputs, problem.config);
-  EXPECT_LE(RelativeError(got.out, Oracle(problem).output.out), 5e-6);
+  EXPECT_LE(LargestError(got.out, Oracle(problem).output.out), 5e-6);
   EXPECT_TRUE(Close(got.out.select(1, 4), problem.inputs.v.select(1, 0), 1e-6));
 }
 

@@ -1,5 +1,4 @@
 // Keys with a logarithmic scale equal keys that are multiplied with the scale.
-#include <ATen/ops/cat.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -110,15 +109,7 @@ TEST(LogKeyScale, StepsAreTheWhole) {
                              .norm = at::zeros({2, 2, 8}, at::kDouble),
                              .log_scale = at::zeros({2, 2}, at::kDouble)};
     for (int64_t t = 0; t < kTokens; ++t) {
-      const at::Tensor out =
-          ops::DecayAttentionStep({.q = in.q.select(1, t),
-                                   .k = in.k.select(1, t),
-                                   .v = in.v.select(1, t),
-                                   .log_decay = in.log_decay,
-                                   .constant_decay = true,
-                                   .key_scale = in.key_scale.select(1, t),
-                                   .log_key_scale = in.log_key_scale.select(1, t)},
-                                  problem.config, state);
+      const at::Tensor out = ops::DecayAttentionStep(test::TokenAt(in, t), problem.config, state);
       ASSERT_TRUE(Close(out, whole.out.select(1, t), 1e-12)) << "token " << t;
     }
     EXPECT_TRUE(Close(state.kv, whole.final_state.kv, 1e-12));

@@ -110,15 +110,7 @@ TEST_P(DecayNormaliserTest, PrefillThenStepsIsTheWhole) {
   if (in.log_decay.defined() && !constant) prefill.log_decay = in.log_decay.narrow(1, 0, kPrefill);
   ops::DecayState state = ops::DecayAttention(prefill, problem.config).final_state;
   for (int64_t t = kPrefill; t < kTokens; ++t) {
-    const auto token = [&](const at::Tensor& x) { return x.defined() ? x.select(1, t) : x; };
-    const at::Tensor out =
-        ops::DecayAttentionStep({.q = token(in.q),
-                                 .k = token(in.k),
-                                 .v = token(in.v),
-                                 .log_decay = constant ? in.log_decay : token(in.log_decay),
-                                 .constant_decay = constant,
-                                 .key_scale = token(in.key_scale)},
-                                problem.config, state);
+    const at::Tensor out = ops::DecayAttentionStep(test::TokenAt(in, t), problem.config, state);
     EXPECT_TRUE(Close(out, whole.out.select(1, t), 2e-6)) << "token " << t;
   }
   test::ExpectSameState(state, whole.final_state, 2e-6, "state");

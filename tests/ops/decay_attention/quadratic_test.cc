@@ -5,7 +5,6 @@
 #include <ATen/ops/einsum.h>
 #include <ATen/ops/exp2.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/tensor.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
@@ -17,7 +16,9 @@ namespace {
 
 using test::Close;
 using test::DecayProblem;
+using test::LargestError;
 using test::MakeProblem;
+using test::MeanError;
 using test::Normal;
 using test::Oracle;
 
@@ -110,16 +111,6 @@ Results Kernel(const DecayProblem& problem, int64_t chunk_size = 0, int num_segm
   });
 }
 
-// Returns the largest difference, relative to the largest value.
-double LargestError(const at::Tensor& got, const at::Tensor& want) {
-  const at::Tensor wide = want.to(at::kDouble);
-  return ((got.to(at::kDouble) - wide).abs().max() / wide.abs().max()).item<double>();
-}
-// Returns the relative error of root mean squares.
-double MeanError(const at::Tensor& got, const at::Tensor& want) {
-  const at::Tensor wide = want.to(at::kDouble);
-  return ((got.to(at::kDouble) - wide).norm() / wide.norm()).item<double>();
-}
 void Expect(const Results& got, const Results& want, double tolerance, double decay_tolerance,
             double (*error)(const at::Tensor&, const at::Tensor&) = LargestError) {
   for (size_t i = 0; i < want.tensors.size(); ++i) {

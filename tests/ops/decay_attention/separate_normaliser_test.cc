@@ -60,14 +60,7 @@ TEST(OwnDenominator, StepsAreTheWhole) {
   DecayState state = {.kv = at::zeros({2, 2, 8, 6}, at::kDouble),
                       .norm = at::zeros({2, 2, 8}, at::kDouble)};
   for (int64_t t = 0; t < 70; ++t) {
-    const at::Tensor out = DecayAttentionStep({.q = in.q.select(1, t),
-                                               .k = in.k.select(1, t),
-                                               .v = in.v.select(1, t),
-                                               .log_decay = in.log_decay,
-                                               .constant_decay = true,
-                                               .norm_q = in.norm_q.select(1, t),
-                                               .norm_k = in.norm_k.select(1, t)},
-                                              problem.config, state);
+    const at::Tensor out = DecayAttentionStep(test::TokenAt(in, t), problem.config, state);
     ASSERT_TRUE(Close(out, whole.out.select(1, t), 1e-12)) << "token " << t;
   }
   EXPECT_TRUE(Close(state.norm, whole.final_state.norm, 1e-12));

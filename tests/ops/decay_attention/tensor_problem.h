@@ -1,13 +1,11 @@
 // A random problem of decay attention, and the oracle's result as tensors.
 #pragma once
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
 #include <limits>
-#include <string>
 #include <vector>
 
 #include "kernels/decay_attention/decay_attention_reference.h"
@@ -108,6 +106,21 @@ inline DecayProblem MakeProblem(const ProblemShape& shape, uint64_t seed, at::Sc
   problem.dfinal_state.kv = Normal({B, H, K, V}, seed + 8, dtype);
   if (shape.normalised) problem.dfinal_state.norm = Normal({B, H, K}, seed + 11, dtype);
   return problem;
+}
+
+// One token of inputs, for a step.
+inline ops::DecayAttentionStepInputs TokenAt(const ops::DecayAttentionInputs& in, int64_t t) {
+  const auto token = [t](const at::Tensor& x) { return x.defined() ? x.select(1, t) : x; };
+  const bool constant = !in.log_decay.defined() || in.log_decay.dim() <= 2;
+  return {.q = token(in.q),
+          .k = token(in.k),
+          .v = token(in.v),
+          .log_decay = constant ? in.log_decay : token(in.log_decay),
+          .constant_decay = constant,
+          .key_scale = token(in.key_scale),
+          .log_key_scale = token(in.log_key_scale),
+          .norm_q = token(in.norm_q),
+          .norm_k = token(in.norm_k)};
 }
 
 struct OracleAnswer {

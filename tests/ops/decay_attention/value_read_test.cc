@@ -3,9 +3,7 @@
 #include "ops/decay_attention/decay_value_read.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/matmul.h>
-#include <ATen/ops/ones.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/autograd.h>

@@ -221,21 +221,16 @@ TEST_P(DeltaRuleTest, ZeroKeysAndStrongDecaysAreFinite) {
   ExpectSameAnswer(Answer(problem), RecurrenceAnswer(problem));
 }
 
-// The relative root mean square of got - want.
-double RelativeError(const at::Tensor& got, const at::Tensor& want) {
-  const at::Tensor difference = got.to(at::kDouble) - want;
-  return std::sqrt(((difference * difference).sum() / (want * want).sum()).item<double>());
-}
 void ExpectRelativeErrors(const DeltaAnswer& got, const DeltaAnswer& want, double outputs,
                           double gradients) {
-  EXPECT_LE(RelativeError(got.out, want.out), outputs);
-  EXPECT_LE(RelativeError(got.final_state, want.final_state), outputs);
-  EXPECT_LE(RelativeError(got.dq, want.dq), gradients) << "dq";
-  EXPECT_LE(RelativeError(got.dk, want.dk), gradients) << "dk";
-  EXPECT_LE(RelativeError(got.dv, want.dv), gradients) << "dv";
-  EXPECT_LE(RelativeError(got.dbeta, want.dbeta), gradients) << "dbeta";
+  EXPECT_LE(test::MeanError(got.out, want.out), outputs);
+  EXPECT_LE(test::MeanError(got.final_state, want.final_state), outputs);
+  EXPECT_LE(test::MeanError(got.dq, want.dq), gradients) << "dq";
+  EXPECT_LE(test::MeanError(got.dk, want.dk), gradients) << "dk";
+  EXPECT_LE(test::MeanError(got.dv, want.dv), gradients) << "dv";
+  EXPECT_LE(test::MeanError(got.dbeta, want.dbeta), gradients) << "dbeta";
   if (want.dlog_decay.defined()) {
-    EXPECT_LE(RelativeError(got.dlog_decay, want.dlog_decay), gradients) << "dlog_decay";
+    EXPECT_LE(test::MeanError(got.dlog_decay, want.dlog_decay), gradients) << "dlog_decay";
   }
 }
 

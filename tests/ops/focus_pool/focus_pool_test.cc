@@ -2,11 +2,9 @@
 #include "ops/focus_pool/focus_pool.h"
 
 #include <ATen/ops/cat.h>
-#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 
 #include <cmath>
-#include <limits>
 #include <vector>
 
 #include "core/error.h"

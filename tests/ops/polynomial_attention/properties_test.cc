@@ -1,7 +1,6 @@
 // Mathematical properties of polynomial attention in each of its forms on the CPU. Numbers are
 // those of the required properties of the two papers' kernels.
 #include <ATen/ops/cat.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones_like.h>

@@ -1,7 +1,6 @@
 // Biases, activations and gains of several parts in one pass equal their formulas.
 #include "ops/rows/bias_map.h"
 
-#include <ATen/ops/cat.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -94,9 +93,7 @@ TEST(BiasMapTest, ColumnsOfOneMatrix) {
     results.insert(results.end(), y.begin(), y.end());
     return results;
   };
-  const auto got = run(true), want = run(false);
-  for (size_t i = 0; i < got.size(); ++i)
-    EXPECT_TRUE(test::BitEqual(got[i].contiguous(), want[i].contiguous())) << i;
+  test::ExpectBitEqual(run(true), run(false));
 }
 
 // Gradients are written to adjacent places of the caller. One of them is for a part with only a
@@ -117,8 +114,7 @@ TEST(BiasMapTest, GradientsGoWhereTheCallerSays) {
                                  {Normal({9, 4}, 4, at::kFloat), Normal({9, 6}, 5, at::kFloat)});
   };
   const auto got = run(true), want = run(false);
-  for (size_t i = 0; i < 2; ++i)
-    EXPECT_TRUE(test::BitEqual(got[i].contiguous(), want[i].contiguous())) << i;
+  test::ExpectBitEqual(got, want);
   EXPECT_TRUE(got[1].storage().is_alias_of(got[0].storage()));
   EXPECT_EQ(got[1].storage_offset() - got[0].storage_offset(), 4);
 }
@@ -199,9 +195,8 @@ TEST(BiasMapTest, GradientsOfStridedParameters) {
                                 : ops::BiasMap({{.x = in, .bias = of, .map = kSilu}})[0];
       return torch::autograd::grad({y}, {in, of}, {dout});
     };
-    const auto got = gradients(columns.select(1, 0)),
-               want = gradients(columns.select(1, 0).contiguous());
-    for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(test::BitEqual(got[i], want[i])) << i;
+    test::ExpectBitEqual(gradients(columns.select(1, 0)),
+                         gradients(columns.select(1, 0).contiguous()));
   }
 }
 

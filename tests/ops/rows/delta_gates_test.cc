@@ -2,8 +2,6 @@
 #include "ops/rows/delta_gates.h"
 
 #include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 

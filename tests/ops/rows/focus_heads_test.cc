@@ -6,12 +6,11 @@
 #include <ATen/ops/log1p.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/where.h>
-#include <ATen/ops/zeros.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
 #include <vector>
 
+#include "ops/gradient_check.h"
 #include "ops/linear/linear.h"
 #include "ops/rows/real_norm.h"
 #include "ops/rows/row_operations.h"
@@ -48,17 +47,10 @@ FocusLeaves StepByStep(const FocusForm& form, const std::vector<at::Tensor>& in)
 TEST(FocusLeavesTest, AreTheStepsOneAfterTheOther) {
   for (const FocusForm& form : test::FocusForms()) {
     SCOPED_TRACE(form.name);
-    std::vector<at::Tensor> in;
-    for (const at::Tensor& x : test::To(at::kDouble, FocusOperands(60, 5)))
-      in.push_back(x.clone().requires_grad_());
-    const at::Tensor got = AsOneRow(form, test::MakeFocusLeaves(form, in), in),
-                     want = AsOneRow(form, StepByStep(form, in), in);
-    const at::Tensor dy = Normal(got.sizes().vec(), 9);
-    EXPECT_TRUE(test::Close(got, want, 1e-12));
-    const auto got_grads = torch::autograd::grad({got}, in, {dy}),
-               want_grads = torch::autograd::grad({want}, in, {dy});
-    for (size_t i = 0; i < in.size(); ++i)
-      EXPECT_TRUE(test::Close(got_grads[i], want_grads[i], 1e-12)) << i;
+    test::ExpectSameFunction(
+        [&](const auto& in) { return AsOneRow(form, test::MakeFocusLeaves(form, in), in); },
+        [&](const auto& in) { return AsOneRow(form, StepByStep(form, in), in); },
+        test::To(at::kDouble, FocusOperands(60, 5)), 1e-12);
   }
 }
 
@@ -66,20 +58,14 @@ TEST(FocusGateTest, IsTheStepsOneAfterTheOther) {
   for (const bool norm : {false, true})
     for (const bool apart : {false, true}) {
       SCOPED_TRACE(testing::Message() << norm << apart);
-      std::vector<at::Tensor> in;
-      for (const at::Tensor& x : FocusGateOperands(apart, 60, 5))
-        in.push_back(x.clone().requires_grad_());
-      const at::Tensor heads = in[0].unflatten(-1, {-1, 5});
-      const at::Tensor q = norm ? RealNorm(heads, kEps) : heads;
-      const at::Tensor dot = (q * in[1].narrow(-1, 0, 5)).sum(-1, /*keepdim=*/true);
-      const at::Tensor want =
-          (at::sigmoid(dot * kScale) * in[1].narrow(-1, apart ? 5 : 0, 5)).flatten(2);
-      const at::Tensor got = test::FocusGate(norm, in), dy = Normal(got.sizes().vec(), 9);
-      EXPECT_TRUE(test::Close(got, want, 1e-12));
-      const auto got_grads = torch::autograd::grad({got}, in, {dy}),
-                 want_grads = torch::autograd::grad({want}, in, {dy});
-      for (size_t i = 0; i < in.size(); ++i)
-        EXPECT_TRUE(test::Close(got_grads[i], want_grads[i], 1e-12)) << i;
+      const auto steps = [&](const std::vector<at::Tensor>& in) {
+        const at::Tensor heads = in[0].unflatten(-1, {-1, 5});
+        const at::Tensor q = norm ? RealNorm(heads, kEps) : heads;
+        const at::Tensor dot = (q * in[1].narrow(-1, 0, 5)).sum(-1, /*keepdim=*/true);
+        return (at::sigmoid(dot * kScale) * in[1].narrow(-1, apart ? 5 : 0, 5)).flatten(2);
+      };
+      test::ExpectSameFunction([&](const auto& in) { return test::FocusGate(norm, in); }, steps,
+                               FocusGateOperands(apart, 60, 5), 1e-12);
     }
 }
 
@@ -109,9 +95,7 @@ TEST(FocusLeavesTest, ColumnsAreReadAndWrittenInTheirPlace) {
     results.push_back(y);
     return results;
   };
-  const auto got = run(true), want = run(false);
-  for (size_t i = 0; i < got.size(); ++i)
-    EXPECT_TRUE(test::BitEqual(got[i].contiguous(), want[i].contiguous())) << i;
+  test::ExpectBitEqual(run(true), run(false));
 }
 
 TEST(FocusLeavesTest, NoTokens) {

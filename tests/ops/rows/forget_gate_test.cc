@@ -3,7 +3,6 @@
 #include "ops/rows/forget_gate.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linspace.h>
 #include <ATen/ops/sigmoid.h>

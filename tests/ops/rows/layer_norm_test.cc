@@ -4,12 +4,11 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/zeros.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
-#include <optional>
 #include <vector>
 
+#include "ops/gradient_check.h"
 #include "ops/linear/linear.h"
 #include "ops/rows/row_operations.h"
 #include "ops/torch/side_by_side.h"
@@ -49,15 +48,8 @@ TEST(LayerNormTest, IsLibTorchs) {
                     at::layer_norm(in[1], {width}, in[4], {}, kEps)},
                    -1);
   };
-  std::vector<at::Tensor> in;
-  for (const at::Tensor& x : test::To(at::kDouble, LayerNormOperands(40, 12)))
-    in.push_back(x.clone().requires_grad_());
-  const at::Tensor got = TwoLayerNorms(in), want = composed(in), dy = Normal(got.sizes().vec(), 6);
-  EXPECT_TRUE(test::Close(got, want, 1e-12));
-  const auto got_grads = torch::autograd::grad({got}, in, {dy}),
-             want_grads = torch::autograd::grad({want}, in, {dy});
-  for (size_t i = 0; i < in.size(); ++i)
-    EXPECT_TRUE(test::Close(got_grads[i], want_grads[i], 1e-12)) << i;
+  test::ExpectSameFunction(TwoLayerNorms, composed,
+                           test::To(at::kDouble, LayerNormOperands(40, 12)), 1e-12);
 }
 
 // Columns of one product, and heads within them, give the bits of their copies, with gradients per
@@ -89,9 +81,8 @@ TEST(LayerNormTest, ColumnsAreReadAndWrittenInTheirPlace) {
     return results;
   };
   for (const bool heads : {false, true}) {
-    const auto got = run(true, heads), want = run(false, heads);
-    for (size_t i = 0; i < got.size(); ++i)
-      EXPECT_TRUE(test::BitEqual(got[i].contiguous(), want[i].contiguous())) << heads << i;
+    SCOPED_TRACE(heads);
+    test::ExpectBitEqual(run(true, heads), run(false, heads));
   }
 }
 

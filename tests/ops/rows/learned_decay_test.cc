@@ -1,12 +1,10 @@
 // Learned decays equal their formula, with bounds, and NaN is preserved.
 #include "ops/rows/learned_decay.h"
 
-#include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
-#include <limits>
 
 #include "ops/random_tensors.h"
 #include "support/expect_error.h"

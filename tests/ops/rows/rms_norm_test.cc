@@ -57,8 +57,7 @@ TEST(RmsNormTest, GatesInColumnsOfAMatrix) {
         out.backward(dout);
         return std::vector<at::Tensor>{out, leaf.grad().contiguous(), scale.grad()};
       };
-      const auto got = results(gate), want = results(gate.contiguous());
-      for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(test::BitEqual(got[i], want[i])) << i;
+      test::ExpectBitEqual(results(gate), results(gate.contiguous()));
     }
   }
 }

@@ -3,7 +3,6 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/tensor.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>

@@ -4,12 +4,12 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
 #include <limits>
 
 #include "ops/convolution/short_conv.h"
+#include "ops/gradient_check.h"
 #include "ops/rows/row_operations.h"
 #include "support/expect_error.h"
 
@@ -17,8 +17,6 @@ namespace halflife::ops {
 namespace {
 
 using test::BitEqual;
-using test::Close;
-using test::Normal;
 using test::ShiftForm;
 using test::Tensors;
 
@@ -50,18 +48,10 @@ TEST(TokenShiftTest, IsAConvolutionOfTwoTaps) {
       SCOPED_TRACE(testing::Message()
                    << "T " << seq_len << ", " << form.num_mixes << " mixes, tail " << form.tail
                    << ", documents " << form.documents);
-      const auto run = [&](const auto& function) {
-        Tensors leaves;
-        for (const at::Tensor& x :
-             test::To(at::kDouble, test::ShiftOperands(form, 2 * seq_len, 21)))
-          leaves.push_back(x.clone().requires_grad_());
-        const at::Tensor y = function(form, leaves);
-        Tensors results = torch::autograd::grad({y}, leaves, {Normal(y.sizes().vec(), 9)});
-        results.push_back(y);
-        return results;
-      };
-      const Tensors got = run(test::Shifted), want = run(Convolved);
-      for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(Close(got[i], want[i], 1e-12)) << i;
+      test::ExpectSameFunction([&](const auto& in) { return test::Shifted(form, in); },
+                               [&](const auto& in) { return Convolved(form, in); },
+                               test::To(at::kDouble, test::ShiftOperands(form, 2 * seq_len, 21)),
+                               1e-12);
     }
 }
 

@@ -2,7 +2,6 @@
 #include "ops/rows/unit_norm.h"
 
 #include <ATen/ops/full.h>
-#include <ATen/ops/zeros.h>
 
 #include <cmath>
 

@@ -2,7 +2,6 @@
 #include "ops/scans/selective_scan.h"
 
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 

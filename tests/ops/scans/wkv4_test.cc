@@ -2,10 +2,8 @@
 #include "ops/scans/wkv4.h"
 
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
 
 #include <cmath>
 #include <vector>

@@ -5,7 +5,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/diff.h>
 #include <ATen/ops/exp.h>
 #include <ATen/ops/eye.h>
 #include <ATen/ops/ones_like.h>

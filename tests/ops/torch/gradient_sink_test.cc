@@ -9,9 +9,6 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include <memory>
-#include <utility>
-
 #include "ops/linear/linear.h"
 #include "ops/random_tensors.h"
 #include "ops/recording_sink.h"

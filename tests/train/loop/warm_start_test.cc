@@ -6,7 +6,6 @@
 #include <gmock/gmock.h>
 
 #include <fstream>
-#include <map>
 #include <numeric>
 
 #include "core/error.h"

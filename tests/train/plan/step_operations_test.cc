@@ -7,7 +7,6 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
-#include <mutex>
 
 #include "data/prepare/prepare.h"
 #include "dist/flight_report.h"

@@ -1,6 +1,5 @@
 // Offsets that do not fit into 32 bits, in elements or in bytes of bf16: the CPU kernels give the
 // bits of a dense problem.
-#include <limits>
 
 #include "kernels/decay_attention/cpu/run_cpu.h"
 #include "kernels/decay_attention/far_slots.h"

@@ -1,7 +1,6 @@
 // Fastformer equals its published formulas in parallel form, decoding and bf16. Test numbers are
 // those of LEAP's and Fastformer's required properties.
 #include <ATen/ops/layer_norm.h>
-#include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
 
 #include "model/mixers/focus/support.h"

@@ -4,7 +4,6 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/cumsum.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/ones_like.h>
 #include <c10/core/GradMode.h>

@@ -13,9 +13,9 @@
 #include <cmath>
 
 #include "model/mixers/built_mixer.h"
-#include "model/mixers/linear/golden_draws.h"
 #include "model/mixers/linear/householder_steps.h"
 #include "ops/delta_rule/delta_rule.h"
+#include "ops/golden_draws.h"
 
 namespace halflife::model {
 namespace {
@@ -87,20 +87,9 @@ TEST(GatedDeltaProductTest, IsItsStepsOneByOne) {
                                             {"use_forget_gate", form.decays},
                                             {"allow_neg_eigval", form.negative}}),
         kDim);
-    std::vector<at::Tensor> leaves = {Normal({2, kSeqLen, kDim}, 1).requires_grad_()};
-    for (const dist::ParamSpec& spec : built.parameters().specs()) {
-      leaves.push_back(built[spec.name].clone().requires_grad_());
-      built.Set(spec.name, leaves.back());
-    }
-    const at::Tensor got = built.Run(leaves[0]);
-    const at::Tensor want =
-        at::stack({Formula(leaves[0][0], built, form), Formula(leaves[0][1], built, form)});
-    EXPECT_TRUE(Close(got, want, 1e-11));
-    const at::Tensor dy = Normal({2, kSeqLen, kDim}, 2);
-    const auto got_grads = torch::autograd::grad({got}, leaves, {dy}),
-               want_grads = torch::autograd::grad({want}, leaves, {dy});
-    for (size_t i = 0; i < leaves.size(); ++i)
-      EXPECT_TRUE(Close(got_grads[i], want_grads[i], 1e-10)) << i;
+    built.ExpectFormula({2, kSeqLen, kDim}, {1e-11, 1e-10}, [&](const at::Tensor& x) {
+      return at::stack({Formula(x[0], built, form), Formula(x[1], built, form)});
+    });
   }
 }
 

@@ -9,18 +9,16 @@
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include "model/mixers/built_mixer.h"
-#include "model/mixers/linear/golden_draws.h"
 #include "ops/decay_attention/decay_attention.h"
 #include "ops/decay_attention/decay_value_read.h"
+#include "ops/golden_draws.h"
 #include "support/expect_error.h"
 
 namespace halflife::model {
 namespace {
 
-using test::Close;
 using test::Normal;
 
 // q, k, v = silu(.), f = logsigmoid(.) / 8, T 6, K 3, M 4, V 2.
@@ -92,20 +90,9 @@ TEST(GsaTest, IsTheRecurrence) {
                             {"feature_map", std::string(form.t2r ? "t2r" : "silu")}}),
         kDim);
     built.Set("g_norm.weight", Normal({kDim}, 5));
-    std::vector<at::Tensor> leaves = {Normal({2, kSeqLen, kDim}, 1).requires_grad_()};
-    for (const dist::ParamSpec& spec : built.parameters().specs()) {
-      leaves.push_back(built[spec.name].clone().requires_grad_());
-      built.Set(spec.name, leaves.back());
-    }
-    const at::Tensor got = built.Run(leaves[0]);
-    const at::Tensor want =
-        at::stack({Formula(leaves[0][0], built, form), Formula(leaves[0][1], built, form)});
-    EXPECT_TRUE(Close(got, want, 1e-12));
-    const at::Tensor dy = Normal({2, kSeqLen, kDim}, 2);
-    const auto got_grads = torch::autograd::grad({got}, leaves, {dy}),
-               want_grads = torch::autograd::grad({want}, leaves, {dy});
-    for (size_t i = 0; i < leaves.size(); ++i)
-      EXPECT_TRUE(Close(got_grads[i], want_grads[i], 1e-11)) << i;
+    built.ExpectFormula({2, kSeqLen, kDim}, {1e-12, 1e-11}, [&](const at::Tensor& x) {
+      return at::stack({Formula(x[0], built, form), Formula(x[1], built, form)});
+    });
   }
 }
 

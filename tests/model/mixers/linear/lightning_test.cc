@@ -1,6 +1,5 @@
 // Lightning attention: golden decay rates, and the formula of a layer.
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/exp.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
@@ -8,17 +7,15 @@
 #include <ATen/ops/silu.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include "model/mixers/built_mixer.h"
-#include "model/mixers/linear/golden_draws.h"
 #include "model/mixers/linear/lightning_decay.h"
+#include "ops/golden_draws.h"
 #include "support/expect_error.h"
 
 namespace halflife::model {
 namespace {
 
-using test::Close;
 using test::Normal;
 
 at::Tensor Rates(const std::vector<double>& log_decays) {
@@ -68,20 +65,10 @@ TEST(LightningTest, IsTheRecurrence) {
                                                                    : LinearLogDecays(kHeads, layer))
                                  .to(at::kFloat)
                                  .to(at::kDouble);
-    std::vector<at::Tensor> leaves = {Normal({1, kSeqLen, kDim}, 1).requires_grad_()};
-    for (const dist::ParamSpec& spec : built.parameters().specs()) {
-      leaves.push_back(built[spec.name].clone().requires_grad_());
-      built.Set(spec.name, leaves.back());
-    }
-    EXPECT_EQ(leaves.size(), 7u);
-    const at::Tensor got = built.Run(leaves[0]);
-    const at::Tensor want = Formula(leaves[0][0], built, rates, kWidth).unsqueeze(0);
-    EXPECT_TRUE(Close(got, want, 1e-11));
-    const at::Tensor dy = Normal({1, kSeqLen, kDim}, 2);
-    const auto got_grads = torch::autograd::grad({got}, leaves, {dy}),
-               want_grads = torch::autograd::grad({want}, leaves, {dy});
-    for (size_t i = 0; i < leaves.size(); ++i)
-      EXPECT_TRUE(Close(got_grads[i], want_grads[i], 1e-10)) << i;
+    EXPECT_EQ(built.parameters().size(), 6);
+    built.ExpectFormula({1, kSeqLen, kDim}, {1e-11, 1e-10}, [&](const at::Tensor& x) {
+      return Formula(x[0], built, rates, kWidth).unsqueeze(0);
+    });
   }
 }
 

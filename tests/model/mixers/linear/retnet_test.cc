@@ -5,7 +5,6 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/eye.h>
-#include <ATen/ops/matmul.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/silu.h>
 #include <ATen/ops/tensor.h>

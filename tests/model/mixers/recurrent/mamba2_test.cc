@@ -14,15 +14,14 @@
 #include <gmock/gmock.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include <array>
 #include <cmath>
 #include <limits>
 #include <map>
 #include <vector>
 
-#include "model/mixer.h"
+#include "model/mixers/built_mixer.h"
 #include "ops/decay_attention/decay_attention.h"
-#include "ops/random_tensors.h"
+#include "ops/golden_draws.h"
 #include "ops/rows/rms_norm.h"
 #include "ops/rows/skip_gate.h"
 #include "ops/rows/step_gate.h"
@@ -37,31 +36,24 @@ using testing::HasSubstr;
 
 constexpr double kNoLimit = std::numeric_limits<double>::infinity();
 
-// The first layer of two, with fp64 parameters by name, some of which are far from their initial
-// values so that each of them matters.
-struct Layer {
-  explicit Layer(int64_t dim, const std::vector<Assignment>& options = {}) {
-    MixerConfig config("mamba2", options);
-    EXPECT_THAT(config.Resolve({.model_dim = dim, .num_layers = 2}), testing::IsEmpty());
-    mixer = MakeMixer(config, {.sizes = {.model_dim = dim, .num_layers = 2},
-                               .parameters = &parameters,
-                               .norm_eps = 1e-5});
-    for (int i = 0; i < parameters.size(); ++i) {
-      at::Tensor tensor = at::empty(parameters.specs()[i].shape, at::kFloat);
-      parameters.Initialise(i, 3, tensor.mutable_data_ptr<float>());
-      values[parameters.specs()[i].name] = tensor.to(at::kDouble);
-      parameters.Bind(i, values[parameters.specs()[i].name]);
-    }
-  }
+MixerConfig Resolved(const std::vector<Assignment>& options, int64_t dim) {
+  MixerConfig config("mamba2", options);
+  EXPECT_THAT(config.Resolve({.model_dim = dim, .num_layers = 2}), testing::IsEmpty());
+  return config;
+}
+
+// The first layer of two, with fp64 parameters, some of which are far from their initial values so
+// that each of them matters.
+struct Layer : test::BuiltMixer {
+  explicit Layer(int64_t dim, const std::vector<Assignment>& options = {})
+      : BuiltMixer(Resolved(options, dim), dim, at::kDouble, /*std_dev=*/0.02,
+                   {.num_layers = 2, .norm_eps = 1e-5, .seed = 3}) {}
   // Replaces the initial values of biases, D and norm weights, which are mostly equal.
   void Vary() {
     uint64_t seed = 50;
     for (const char* name : {"in_proj.bias", "dt_bias", "D", "norm.weight", "out_proj.bias"})
-      if (values.count(name) > 0) values[name].add_(Normal(values[name].sizes().vec(), ++seed));
+      if (Has(name)) (*this)[name].add_(Normal((*this)[name].sizes().vec(), ++seed));
   }
-  ParameterSet parameters;
-  std::map<std::string, at::Tensor> values;
-  std::unique_ptr<Mixer> mixer;
 };
 
 struct Ssd {
@@ -93,41 +85,22 @@ SsdResult Recur(const Ssd& in) {
   return {at::stack(rows), at::stack(states)};
 }
 
-// Values in [-1, 1) of the linear congruential generator with which the golden values were made.
-struct Generator {
-  uint64_t state;
-  at::Tensor Take(std::vector<int64_t> shape) {
-    at::Tensor out = at::empty(shape, at::kDouble);
-    for (int64_t i = 0; i < out.numel(); ++i) {
-      state = (1103515245 * state + 12345) % (uint64_t{1} << 31);
-      out.mutable_data_ptr<double>()[i] = static_cast<double>(state) / (1 << 30) - 1;
-    }
-    return out;
-  }
-};
-
-void ExpectValues(const at::Tensor& got, const std::vector<double>& want) {
-  ASSERT_EQ(got.numel(), static_cast<int64_t>(want.size()));
-  for (size_t i = 0; i < want.size(); ++i)
-    EXPECT_NEAR(got.flatten()[static_cast<int64_t>(i)].item<double>(), want[i], 1e-9) << i;
-}
-
 // Golden values of an independent fp64 implementation, which was compared with transformers.
 TEST(Mamba2Test, GoldenValues) {
   constexpr int64_t kSeqLen = 6;
-  Generator random = {105};
+  test::GoldenDraws draw(105);
   Ssd in;
-  in.x = random.Take({kSeqLen, 2, 2});
-  in.b = random.Take({kSeqLen, 1, 3}), in.c = random.Take({kSeqLen, 1, 3});
-  const at::Tensor raw = 2 * random.Take({kSeqLen, 2}) - 1;
-  in.a_log = random.Take({2}), in.d = random.Take({2});
-  const at::Tensor z = random.Take({kSeqLen, 4}), zero = at::zeros({2}, at::kDouble);
+  in.x = draw({kSeqLen, 2, 2});
+  in.b = draw({kSeqLen, 1, 3}), in.c = draw({kSeqLen, 1, 3});
+  const at::Tensor raw = 2 * draw({kSeqLen, 2}) - 1;
+  in.a_log = draw({2}), in.d = draw({2});
+  const at::Tensor z = draw({kSeqLen, 4}), zero = at::zeros({2}, at::kDouble);
   const auto [step, log_decay] =
       ops::StepGate({.x = raw, .bias = zero, .a_log = in.a_log}, {.least = 0.05, .most = 1});
   in.dt = step;
   const std::vector<double> want_y = {0.203655084, -0.264678073, -0.143800221, 0.143100048};
   const SsdResult recurred = Recur(in);
-  ExpectValues(recurred.y[kSeqLen - 1], want_y);
+  test::ExpectGolden(recurred.y[kSeqLen - 1], want_y);
   const auto [o, last] = ops::DecayAttention({.q = in.c.unsqueeze(0),
                                               .k = in.b.unsqueeze(0),
                                               .v = in.x.unsqueeze(0),
@@ -138,11 +111,12 @@ TEST(Mamba2Test, GoldenValues) {
       .y = o.flatten(2)[0], .x = in.x.flatten(1), .skip = in.d, .gate = z};
   ops::SkipGateInputs ungated = skip;
   ungated.gate = at::Tensor();
-  ExpectValues(ops::SkipGate(ungated)[kSeqLen - 1], want_y);
-  ExpectValues(last.kv.square().sum(), {0.275300331});
-  ExpectValues(recurred.state.square().sum(), {0.275300331});
-  ExpectValues(ops::RmsNorm(ops::SkipGate(skip), at::ones({4}, at::kDouble), 1e-5)[kSeqLen - 1],
-               {-1.018951893, -1.253938623, 0.858601385, -0.793059997});
+  test::ExpectGolden(ops::SkipGate(ungated)[kSeqLen - 1], want_y);
+  test::ExpectGolden(last.kv.square().sum(), {0.275300331});
+  test::ExpectGolden(recurred.state.square().sum(), {0.275300331});
+  test::ExpectGolden(
+      ops::RmsNorm(ops::SkipGate(skip), at::ones({4}, at::kDouble), 1e-5)[kSeqLen - 1],
+      {-1.018951893, -1.253938623, 0.858601385, -0.793059997});
 }
 
 // The options of a layer as the formula below reads them.
@@ -166,35 +140,33 @@ at::Tensor GroupNorm(const at::Tensor& y, const at::Tensor& weight, int64_t num_
 }
 
 // u [T, D] -> [T, D].
-at::Tensor Formula(const at::Tensor& u, const std::map<std::string, at::Tensor>& p,
-                   const Form& form) {
+at::Tensor Formula(const at::Tensor& u, const Layer& p, const Form& form) {
   const int64_t inner = form.num_heads * form.head_dim, shared = form.num_groups * form.state_size,
                 seq_len = u.size(0);
   const auto with_bias = [&](const at::Tensor& y, const char* name) {
-    return p.count(name) > 0 ? y + p.at(name) : y;
+    return p.Has(name) ? y + p[name] : y;
   };
-  const auto in = with_bias(at::linear(u, p.at("in_proj.weight")), "in_proj.bias")
+  const auto in = with_bias(at::linear(u, p["in_proj.weight"]), "in_proj.bias")
                       .split_with_sizes({inner, inner + 2 * shared, form.num_heads}, 1);
   std::vector<at::Tensor> rows;
   for (int64_t t = 0; t < seq_len; ++t) {
     at::Tensor sum = at::zeros({inner + 2 * shared}, at::kDouble);
     for (int64_t back = 0; back < form.taps && back <= t; ++back)
-      sum = sum +
-            in[1][t - back] * p.at("conv1d.weight").select(2, form.taps - 1 - back).select(1, 0);
+      sum = sum + in[1][t - back] * p["conv1d.weight"].select(2, form.taps - 1 - back).select(1, 0);
     rows.push_back(at::silu(with_bias(sum, "conv1d.bias")));
   }
   const auto parts = at::stack(rows).split_with_sizes({inner, shared, shared}, 1);
   const Ssd ssd = {.x = parts[0].unflatten(1, {form.num_heads, form.head_dim}),
                    .b = parts[1].unflatten(1, {form.num_groups, form.state_size}),
                    .c = parts[2].unflatten(1, {form.num_groups, form.state_size}),
-                   .dt = at::softplus(in[2] + p.at("dt_bias")).clamp(form.least, form.most),
-                   .a_log = p.at("A_log"),
-                   .d = p.at("D")};
+                   .dt = at::softplus(in[2] + p["dt_bias"]).clamp(form.least, form.most),
+                   .a_log = p["A_log"],
+                   .d = p["D"]};
   at::Tensor y = Recur(ssd).y.flatten(1);
-  if (form.norm == "norm_first") y = GroupNorm(y, p.at("norm.weight"), form.num_groups);
+  if (form.norm == "norm_first") y = GroupNorm(y, p["norm.weight"], form.num_groups);
   y = y * at::silu(in[0]);
-  if (form.norm == "gate_first") y = GroupNorm(y, p.at("norm.weight"), form.num_groups);
-  return with_bias(at::linear(y, p.at("out_proj.weight")), "out_proj.bias");
+  if (form.norm == "gate_first") y = GroupNorm(y, p["norm.weight"], form.num_groups);
+  return with_bias(at::linear(y, p["out_proj.weight"]), "out_proj.bias");
 }
 
 // Outputs, and the gradients of the input and of every parameter: one, two and as many groups as
@@ -210,19 +182,9 @@ TEST(Mamba2Test, IsTheRecurrence) {
     SCOPED_TRACE(form.norm + " with " + std::to_string(form.num_groups) + " groups");
     Layer layer(kDim, form.Options());
     layer.Vary();
-    const auto& p = layer.values;
-    const at::Tensor u = Normal({2, kSeqLen, kDim}, 1).requires_grad_();
-    std::vector<at::Tensor> leaves = {u};
-    for (const auto& [name, value] : p) leaves.push_back(value.requires_grad_());
-    const auto slice = SequenceSlice::Contiguous(2, kSeqLen, 0, at::kCPU);
-    const at::Tensor got = layer.mixer->Forward({.x = u, .slice = slice}).y,
-                     want = at::stack({Formula(u[0], p, form), Formula(u[1], p, form)}),
-                     dout = Normal({2, kSeqLen, kDim}, 2);
-    EXPECT_TRUE(Close(got, want, 1e-12));
-    const auto got_grads = torch::autograd::grad({got}, leaves, {dout}),
-               want_grads = torch::autograd::grad({want}, leaves, {dout});
-    for (size_t i = 0; i < leaves.size(); ++i)
-      EXPECT_TRUE(Close(got_grads[i], want_grads[i], 1e-12)) << i;
+    layer.ExpectFormula({2, kSeqLen, kDim}, {1e-12, 1e-12}, [&](const at::Tensor& u) {
+      return at::stack({Formula(u[0], layer, form), Formula(u[1], layer, form)});
+    });
   }
 }
 
@@ -241,17 +203,17 @@ TEST(Mamba2Test, MultipliersScaleTheRowsOfInProj) {
       options.push_back(option);
     Layer layer(kDim, options);
     layer.Vary();
-    std::map<std::string, at::Tensor> scaled = layer.values;
+    Layer scaled(kDim, form.Options());
+    for (const dist::ParamSpec& spec : layer.parameters().specs())
+      scaled.Set(spec.name, layer[spec.name]);
     const at::Tensor rows =
         at::cat({at::full({12}, 3.0, at::kDouble), at::full({12}, x, at::kDouble),
                  at::full({10}, b, at::kDouble), at::full({10}, c, at::kDouble),
                  at::full({4}, 0.25, at::kDouble)});
-    scaled["in_proj.weight"] = scaled["in_proj.weight"] * rows.unsqueeze(1);
-    scaled["in_proj.bias"] = scaled["in_proj.bias"] * rows;
+    scaled.Set("in_proj.weight", scaled["in_proj.weight"] * rows.unsqueeze(1));
+    scaled.Set("in_proj.bias", scaled["in_proj.bias"] * rows);
     const at::Tensor u = Normal({1, 9, kDim}, 1);
-    const auto slice = SequenceSlice::Contiguous(1, 9, 0, at::kCPU);
-    EXPECT_TRUE(Close(layer.mixer->Forward({.x = u, .slice = slice}).y[0],
-                      Formula(u[0], scaled, form), 1e-12));
+    EXPECT_TRUE(Close(layer.Run(u)[0], Formula(u[0], scaled, form), 1e-12));
   }
 }
 
@@ -264,38 +226,38 @@ TEST(Mamba2Test, LimitsHoldEverywhere) {
                                            {"dt_limit_min", 0.2},
                                            {"dt_limit_max", 0.25}};
   Layer layer(kDim, options);
-  layer.values["dt_bias"].copy_(at::zeros({4}, at::kDouble));
-  layer.values["dt_bias"][1].fill_(5);    // always above the limits
-  layer.values["dt_bias"][2].fill_(-30);  // always below them
+  layer["dt_bias"].zero_();
+  layer["dt_bias"][1].fill_(5);    // always above the limits
+  layer["dt_bias"][2].fill_(-30);  // always below them
   const at::Tensor u = Normal({2, kSeqLen, kDim}, 1);
   const auto slice = SequenceSlice::Contiguous(2, kSeqLen, 0, at::kCPU);
-  for (auto& [name, value] : layer.values) value.requires_grad_();
-  const MixerOutput prefill = layer.mixer->Forward({.x = u, .slice = slice, .want_state = true});
-  const at::Tensor dbias =
-      torch::autograd::grad({prefill.y.square().sum()}, {layer.values["dt_bias"]})[0];
+  for (const dist::ParamSpec& spec : layer.parameters().specs()) layer[spec.name].requires_grad_();
+  const MixerOutput prefill = layer->Forward({.x = u, .slice = slice, .want_state = true});
+  const at::Tensor dbias = torch::autograd::grad({prefill.y.square().sum()}, {layer["dt_bias"]})[0];
   EXPECT_EQ(dbias[1].item<double>(), 0);
   EXPECT_EQ(dbias[2].item<double>(), 0);
 
-  MixerState state = EmptyState(layer.mixer->traits(), 2, at::kCPU, at::kDouble);
+  MixerState state = EmptyState(layer->traits(), 2, at::kCPU, at::kDouble);
   const at::NoGradGuard no_grad;
   for (int64_t t = 0; t < kSeqLen; ++t) {
     const auto token = SequenceSlice::Contiguous(2, 1, t, at::kCPU);
-    const at::Tensor y = layer.mixer->Step(u.select(1, t), token, state);
+    const at::Tensor y = layer->Step(u.select(1, t), token, state);
     EXPECT_TRUE(Close(y, prefill.y.select(1, t), 1e-12)) << t;
   }
   for (size_t i = 0; i < state.tensors.size(); ++i)
     EXPECT_TRUE(Close(state.tensors[i], prefill.state.tensors[i], 1e-12)) << i;
 
   const Layer free(kDim, {{"num_heads", 4}, {"head_dim", 3}, {"state_size", 5}});
-  for (const auto& [name, value] : layer.values) free.values.at(name).copy_(value);
-  EXPECT_FALSE(Close(free.mixer->Forward({.x = u, .slice = slice}).y, prefill.y, 1e-3));
+  for (const dist::ParamSpec& spec : layer.parameters().specs())
+    free[spec.name].copy_(layer[spec.name]);
+  EXPECT_FALSE(Close(free.Run(u), prefill.y, 1e-3));
 }
 
 TEST(Mamba2Test, NamesItsParametersAsTransformers) {
   const Layer layer(16,
                     {{"head_dim", 8}, {"state_size", 5}, {"num_groups", 2}, {"use_bias", true}});
   std::map<std::string, std::vector<int64_t>> shapes;
-  for (const dist::ParamSpec& spec : layer.parameters.specs()) {
+  for (const dist::ParamSpec& spec : layer.parameters().specs()) {
     shapes[spec.name] = spec.shape;
     EXPECT_EQ(spec.weight_decay, spec.shape.size() == 2) << spec.name;
   }
@@ -315,8 +277,8 @@ TEST(Mamba2Test, NamesItsParametersAsTransformers) {
 TEST(Mamba2Test, HasTheBiasOfOneProjection) {
   for (const bool in : {false, true}) {
     const Layer layer(16, {{in ? "use_in_bias" : "use_out_bias", true}});
-    EXPECT_EQ(layer.values.count("in_proj.bias"), in ? 1 : 0);
-    EXPECT_EQ(layer.values.count("out_proj.bias"), in ? 0 : 1);
+    EXPECT_EQ(layer.Has("in_proj.bias"), in);
+    EXPECT_EQ(layer.Has("out_proj.bias"), !in);
   }
 }
 
@@ -324,28 +286,26 @@ TEST(Mamba2Test, HasTheBiasOfOneProjection) {
 // for the same inputs.
 TEST(Mamba2Test, DecaysStayFp32InBf16Models) {
   constexpr int64_t kSeqLen = 40, kDim = 16;
-  Layer layer(kDim, {{"num_heads", 4}, {"head_dim", 8}, {"state_size", 4}});
+  const std::vector<Assignment> options = {{"num_heads", 4}, {"head_dim", 8}, {"state_size", 4}};
+  const Layer values(kDim, options);
+  Layer layer(kDim, options);
   const auto bind = [&](bool bf16) {
-    for (int i = 0; i < layer.parameters.size(); ++i) {
-      const dist::ParamSpec& spec = layer.parameters.specs()[i];
+    for (const dist::ParamSpec& spec : values.parameters().specs()) {
       const bool narrow = bf16 && spec.region == dist::Region::kCompute;
-      layer.parameters.Bind(i, layer.values[spec.name].to(narrow ? at::kBFloat16 : at::kFloat));
+      layer.Bind(spec.name, values[spec.name].to(narrow ? at::kBFloat16 : at::kFloat));
     }
   };
   const auto slice = SequenceSlice::Contiguous(2, kSeqLen, 0, at::kCPU);
   const at::Tensor u = Normal({2, kSeqLen, kDim}, 1, at::kBFloat16);
   bind(true);
   for (const char* name : {"A_log", "dt_bias", "D", "norm.weight"})
-    for (int i = 0; i < layer.parameters.size(); ++i)
-      if (layer.parameters.specs()[i].name == name) {
-        EXPECT_EQ(layer.parameters.tensor(i).scalar_type(), at::kFloat) << name;
-      }
-  const MixerOutput narrow = layer.mixer->Forward({.x = u, .slice = slice, .want_state = true});
+    EXPECT_EQ(layer[name].scalar_type(), at::kFloat) << name;
+  const MixerOutput narrow = layer->Forward({.x = u, .slice = slice, .want_state = true});
   EXPECT_EQ(narrow.y.scalar_type(), at::kBFloat16);
   EXPECT_EQ(narrow.state.tensors[0].scalar_type(), at::kFloat);
   bind(false);
   const MixerOutput wide =
-      layer.mixer->Forward({.x = u.to(at::kFloat), .slice = slice, .want_state = true});
+      layer->Forward({.x = u.to(at::kFloat), .slice = slice, .want_state = true});
   // About eight roundings to bf16, 2^-9 each, of values below 1.
   EXPECT_TRUE(Close(narrow.y, wide.y, 8 * 0x1p-9));
   EXPECT_TRUE(Close(narrow.state.tensors[0], wide.state.tensors[0], 8 * 0x1p-9));
@@ -384,7 +344,7 @@ TEST(Mamba2Test, InitialValuesAreThoseOfMambaSsm) {
 
 TEST(Mamba2Test, RatesOfTransformersCountTheHeads) {
   const MixerConfig config("mamba2", {{"num_heads", 5}, {"head_dim", 2}, {"a_init", "heads"}});
-  ExpectValues(Initial(config, "A_log", 4).exp().round(), {1, 2, 3, 4, 5});
+  test::ExpectGolden(Initial(config, "A_log", 4).exp().round(), {1, 2, 3, 4, 5});
 }
 
 TEST(Mamba2Test, DerivesHeadsFromTheModel) {

@@ -2,7 +2,6 @@
 // values. Also tests the model around it.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/silu.h>

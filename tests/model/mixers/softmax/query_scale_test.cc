@@ -15,7 +15,6 @@
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <map>
