@@ -1,22 +1,12 @@
 // One file, one line and one message make an optimizer that recipes, training and checkpoints know:
 // Lion of this folder.
-#include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
-
-#include "ckpt/reader.h"
-#include "ckpt/step_dir.h"
-#include "core/concat.h"
 #include "core/files.h"
-#include "dist/local_communicator.h"
-#include "dist/rank_context.h"
 #include "support/expect_error.h"
 #include "support/paths.h"
-#include "support/temp_dir.h"
-#include "train/loop/trainer.h"
-#include "train/step/step_data.h"
+#include "train/loop/training_runs.h"
 
 namespace halflife::train {
 namespace {
@@ -70,36 +60,10 @@ TEST(OutOfTreeOptimizer, UpdatesOfWeightsAreSigns) {
   EXPECT_THAT(main, ElementsAre(0.5, 1.5, 0.5, 1.5, 0.5, 1.5, 0.5, 1));
 }
 
-class LionRun : public testing::Test {
+class LionRun : public TrainingRuns {
  protected:
-  static void SetUpTestSuite() {
-    at::set_num_threads(1);
-    data_dir = new test::TempDir();
-    test::PrepareStepData(data_dir->path());
-  }
-  static void TearDownTestSuite() { delete data_dir; }
+  LionRun() : TrainingRuns(kRecipe) {}
 
-  ExitCode Train(int ranks, std::vector<std::string> set, const std::string& resume = "auto",
-                 const std::vector<std::string>& allow_change = {}) {
-    set.push_back(Concat("data.path=", (data_dir->path() / "data").string()));
-    const RunConfig config = Recipe(set);
-    std::atomic<ExitCode> code = ExitCode::kInternal;
-    dist::LocalWorld::Run(
-        ranks,
-        [&](dist::Communicator& comm) {
-          at::set_num_threads(1);
-          const auto context = dist::MakeLocalRankContext(comm);
-          Validate(config, context->world_size());
-          Trainer trainer(config, {}, RunFolder::Open(folder_, *context, {}), *context,
-                          {.resume = ckpt::ParseResume(resume), .allow_change = allow_change});
-          code = trainer.Run();
-        },
-        {.timeout_s = 60});
-    return code;
-  }
-  ckpt::StepReader Open(uint64_t step) const {
-    return ckpt::StepReader::Open(folder_ / "ckpt" / ckpt::StepName(step));
-  }
   // Every array of a step, in the order of the manifest.
   std::vector<std::vector<float>> ArraysOf(uint64_t step) const {
     const ckpt::StepReader reader = Open(step);
@@ -111,25 +75,19 @@ class LionRun : public testing::Test {
     }
     return arrays;
   }
-
-  static test::TempDir* data_dir;
-  test::TempDir dir_;
-  const fs::path folder_ = dir_ / "run";
 };
-
-test::TempDir* LionRun::data_dir = nullptr;
 
 TEST_F(LionRun, LearnsAndResumesWithEqualBits) {
   for (const int ranks : {1, 2}) {
     SCOPED_TRACE(Concat(ranks, " ranks"));
     fs::remove_all(folder_);
-    ASSERT_EQ(Train(ranks, {Concat("parallel.zero_stage=", ranks - 1)}), ExitCode::kFinished);
+    const std::vector<std::string> stage = {Concat("parallel.zero_stage=", ranks - 1)};
+    ASSERT_EQ(Train({.ranks = ranks, .set = stage}), ExitCode::kFinished);
     EXPECT_LT(Open(12).state().metrics.at("loss"), Open(1).state().metrics.at("loss") - 0.3);
     EXPECT_EQ(Open(12).state().optimizer, "lion");
     EXPECT_THAT(Open(12).manifest().array_names(), ElementsAre("main", "optim/momentum"));
     const auto whole = ArraysOf(12);
-    ASSERT_EQ(Train(ranks, {Concat("parallel.zero_stage=", ranks - 1)}, "step=5"),
-              ExitCode::kFinished);
+    ASSERT_EQ(Train({.ranks = ranks, .set = stage, .resume = "step=5"}), ExitCode::kFinished);
     EXPECT_EQ(ArraysOf(12), whole);
   }
 }
@@ -137,13 +95,14 @@ TEST_F(LionRun, LearnsAndResumesWithEqualBits) {
 TEST_F(LionRun, IsNotContinuedByAnotherOptimizer) {
   const std::vector<std::string> shorter = {"train.steps=3"};
   const std::vector<std::string> adamw = {"train.steps=3", "optimizer.algorithm=adamw"};
-  ASSERT_EQ(Train(1, shorter), ExitCode::kFinished);
-  EXPECT_HL_ERROR(Train(1, adamw), ExitCode::kUsage,
+  ASSERT_EQ(Train({.set = shorter}), ExitCode::kFinished);
+  EXPECT_HL_ERROR(Train({.set = adamw}), ExitCode::kUsage,
                   "optimizer.algorithm: checkpoint lion, this run adamw",
                   "optimizer.algorithm.lion.rate: checkpoint 0.8",
                   "optimizer state: checkpoint optim/momentum, this run optim/m, optim/v",
                   "Resume with the checkpoint's optimizer, or start another run");
-  EXPECT_HL_ERROR(Train(1, adamw, "auto", {"optimizer.algorithm", "optimizer.algorithm.lion.rate"}),
+  EXPECT_HL_ERROR(Train({.set = adamw,
+                         .allow_change = {"optimizer.algorithm", "optimizer.algorithm.lion.rate"}}),
                   ExitCode::kUsage, "1 difference:", "optimizer state: checkpoint");
 }
 

@@ -1,22 +1,13 @@
 // Whole runs with Muon, parameter groups and an average of the weights: what checkpoints contain,
 // and how runs resume.
-#include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cmath>
 
-#include "ckpt/reader.h"
-#include "ckpt/step_dir.h"
 #include "ckpt/weight_source.h"
-#include "core/concat.h"
-#include "dist/local_communicator.h"
-#include "dist/rank_context.h"
 #include "support/expect_error.h"
-#include "support/temp_dir.h"
-#include "train/loop/trainer.h"
-#include "train/step/step_data.h"
+#include "train/loop/training_runs.h"
 
 namespace halflife::train {
 namespace {
@@ -39,35 +30,13 @@ log { tensorboard: false }
 
 using Arrays = std::map<std::string, std::vector<float>>;  // "main/norm.weight"
 
-class OptimizerRunTest : public testing::Test {
+class OptimizerRunTest : public TrainingRuns {
  protected:
-  static void SetUpTestSuite() {
-    at::set_num_threads(1);
-    data_dir = new test::TempDir();
-    test::PrepareStepData(data_dir->path());
-  }
-  static void TearDownTestSuite() { delete data_dir; }
+  OptimizerRunTest() : TrainingRuns(kRecipe) {}
 
-  ExitCode Train(int ranks, std::vector<std::string> set, const std::string& resume = "auto",
-                 const std::vector<std::string>& allow_change = {}) {
-    set.push_back(Concat("data.path=", (data_dir->path() / "data").string()));
-    const RunConfig config = ParseRunConfig(kRecipe, "test", set);
-    std::atomic<ExitCode> code = ExitCode::kInternal;
-    dist::LocalWorld::Run(
-        ranks,
-        [&](dist::Communicator& comm) {
-          at::set_num_threads(1);
-          const auto context = dist::MakeLocalRankContext(comm);
-          Validate(config, context->world_size());
-          Trainer trainer(config, {}, RunFolder::Open(folder_, *context, {}), *context,
-                          {.resume = ckpt::ParseResume(resume), .allow_change = allow_change});
-          code = trainer.Run();
-        },
-        {.timeout_s = 60});
-    return code;
-  }
-  ckpt::StepReader Open(uint64_t step) const {
-    return ckpt::StepReader::Open(folder_ / "ckpt" / ckpt::StepName(step));
+  ExitCode Train(int ranks, const std::vector<std::string>& set,
+                 const std::string& resume = "auto") {
+    return TrainingRuns::Train({.ranks = ranks, .set = set, .resume = resume});
   }
   Arrays ArraysOf(uint64_t step) const {
     const ckpt::StepReader reader = Open(step);
@@ -81,13 +50,7 @@ class OptimizerRunTest : public testing::Test {
     }
     return arrays;
   }
-
-  static test::TempDir* data_dir;
-  test::TempDir dir_;
-  const fs::path folder_ = dir_ / "run";
 };
-
-test::TempDir* OptimizerRunTest::data_dir = nullptr;
 
 struct Mesh {
   int ranks, stage;

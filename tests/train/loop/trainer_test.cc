@@ -2,22 +2,13 @@
 // implements.
 #include "train/loop/trainer.h"
 
-#include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
-
-#include "ckpt/reader.h"
-#include "ckpt/step_dir.h"
-#include "core/concat.h"
 #include "core/files.h"
-#include "dist/local_communicator.h"
-#include "dist/rank_context.h"
 #include "support/expect_error.h"
 #include "support/full_disk.h"
-#include "support/temp_dir.h"
-#include "train/step/step_data.h"
+#include "train/loop/training_runs.h"
 
 namespace halflife::train {
 namespace {
@@ -36,56 +27,10 @@ eval { windows: 1 }
 log { tensorboard: false }
 )";
 
-class TrainerTest : public testing::Test {
+class TrainerTest : public TrainingRuns {
  protected:
-  static void SetUpTestSuite() {
-    at::set_num_threads(1);
-    data_dir = new test::TempDir();
-    test::PrepareStepData(data_dir->path());
-  }
-  static void TearDownTestSuite() { delete data_dir; }
-
-  struct Run {
-    int ranks = 1;
-    std::vector<std::string> set = {};
-    std::string data = "data";
-    std::string resume = "auto";
-    std::vector<std::string> allow_change = {};
-    dist::LocalOptions world = {.timeout_s = 60};
-  };
-  // Trains in the run folder of this test and records the exit code and the log.
-  ExitCode Train(const Run& run) {
-    std::vector<std::string> set = run.set;
-    if (!run.data.empty())
-      set.push_back(Concat("data.path=", (data_dir->path() / run.data).string()));
-    const RunConfig config = ParseRunConfig(kRecipe, "test", set);
-    std::atomic<ExitCode> code = ExitCode::kInternal;
-    const auto body = [&](dist::Communicator& comm) {
-      at::set_num_threads(1);
-      const auto context = dist::MakeLocalRankContext(comm);
-      Validate(config, context->world_size());
-      Trainer trainer(config, {}, RunFolder::Open(folder_, *context, {}), *context,
-                      {.resume = ckpt::ParseResume(run.resume), .allow_change = run.allow_change});
-      code = trainer.Run();
-    };
-    testing::internal::CaptureStderr();
-    try {
-      dist::LocalWorld::Run(run.ranks, body, run.world);
-    } catch (...) {
-      log_ = testing::internal::GetCapturedStderr();
-      throw;
-    }
-    log_ = testing::internal::GetCapturedStderr();
-    return code;
-  }
-
-  static test::TempDir* data_dir;
-  test::TempDir dir_;
-  const fs::path folder_ = dir_ / "run";
-  std::string log_;
+  TrainerTest() : TrainingRuns(kRecipe) {}
 };
-
-test::TempDir* TrainerTest::data_dir = nullptr;
 
 // The same command would go back to the older step again.
 TEST_F(TrainerTest, ARunThatWentBackSaysHowItGoesOn) {
@@ -130,7 +75,7 @@ TEST_F(TrainerTest, TheBestValidationIsSavedWhereNoSaveIsDue) {
     ASSERT_EQ(Train({.set = saving}), ExitCode::kFinished);
     std::vector<double> losses;
     for (const int64_t step : {3, 6, 8}) {
-      const auto reader = ckpt::StepReader::Open(folder_ / "ckpt" / ckpt::StepName(step));
+      const auto reader = Open(step);
       losses.push_back(reader.state().metrics.at("val_loss"));
     }
     EXPECT_LT(losses[1], losses[0]) << "of a model that learns";
@@ -158,7 +103,7 @@ TEST_F(TrainerTest, NamedValidationSetsChangeNoBitOfTraining) {
   ASSERT_EQ(Train({.ranks = 2, .set = with_sets}), ExitCode::kFinished) << log_;
   EXPECT_TRUE(arrays() == expected);
   EXPECT_THAT(log_, HasSubstr("step 4: validation loss of other "));
-  const auto reader = ckpt::StepReader::Open(folder_ / "ckpt" / ckpt::StepName(4));
+  const auto reader = Open(4);
   const auto& metrics = reader.state().metrics;
   EXPECT_TRUE(metrics.contains("val_loss") && metrics.contains("val_loss/fit"));
   EXPECT_TRUE(metrics.contains("best_val_loss/other"));
@@ -226,9 +171,7 @@ class BlendTest : public TrainerTest {
                        }),
                   "]");
   }
-  ckpt::DataCursor CursorOf(int64_t step) const {
-    return ckpt::StepReader::Open(folder_ / "ckpt" / ckpt::StepName(step)).state().data;
-  }
+  ckpt::DataCursor CursorOf(int64_t step) const { return Open(step).state().data; }
   // The arrays of a checkpoint of one rank.
   std::string Arrays(int64_t step) const {
     return ReadFile(folder_ / "ckpt" / ckpt::StepName(step) / "rank_00000.safetensors",
@@ -330,7 +273,7 @@ TEST_F(TrainerTest, StepsWithoutATargetAreSkippedAndTheRunGoesOn) {
   ASSERT_EQ(Train({.ranks = 2, .set = set}), ExitCode::kFinished) << log_;
   EXPECT_THAT(log_, HasSubstr("no row has a target of the objective masked_token; the update was "
                               "skipped"));
-  const auto reader = ckpt::StepReader::Open(folder_ / "ckpt" / ckpt::StepName(20));
+  const auto reader = Open(20);
   EXPECT_GT(reader.state().guard.skipped, 0u);
   EXPECT_EQ(reader.state().num_updates + reader.state().guard.skipped, 20u);
 }
@@ -350,7 +293,7 @@ TEST_F(TrainerTest, ADatasetWithoutValidationRowsTrainsWithoutValidation) {
   const std::vector<std::string> set = {"data.seq_len=16", "model.objective=labelled"};
   ASSERT_EQ(Train({.set = set, .data = "mqar"}), ExitCode::kFinished);
   EXPECT_THAT(log_, HasSubstr("the dataset has no validation split: this run does not validate"));
-  const auto reader = ckpt::StepReader::Open(folder_ / "ckpt" / ckpt::StepName(4));
+  const auto reader = Open(4);
   EXPECT_FALSE(reader.state().metrics.contains("val_loss"));
   EXPECT_TRUE(reader.state().metrics.contains("loss"));
 }

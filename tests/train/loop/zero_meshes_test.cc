@@ -1,21 +1,13 @@
 // Whole training runs under every ZeRO stage and in every shard group: with equal slices of rows,
 // losses, validations and resumed runs are equal in every bit.
-#include <ATen/Parallel.h>
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <fstream>
-#include <functional>
 #include <mutex>
 #include <nlohmann/json.hpp>
 
-#include "core/concat.h"
-#include "dist/local_communicator.h"
-#include "dist/rank_context.h"
-#include "support/temp_dir.h"
-#include "train/loop/trainer.h"
-#include "train/step/step_data.h"
+#include "train/loop/training_runs.h"
 
 namespace halflife::train {
 namespace {
@@ -50,34 +42,18 @@ const std::vector<Mesh> kSmallMeshes = {{2, 1, 2}, {2, 1, 1}, {2, 2, 2}, {2, 2, 
                                         {2, 3, 2}, {2, 3, 1}, {4, 0, 4}, {4, 1, 2},
                                         {4, 2, 4}, {4, 2, 2}, {4, 3, 4}, {4, 3, 2}};
 
-class ZeroMeshes : public testing::Test {
+class ZeroMeshes : public TrainingRuns {
  protected:
-  static void SetUpTestSuite() {
-    at::set_num_threads(1);
-    data_dir = new test::TempDir();
-    test::PrepareStepData(data_dir->path());
-  }
-  static void TearDownTestSuite() { delete data_dir; }
+  ZeroMeshes() : TrainingRuns(kRecipe) {}
 
-  using SampleText = std::function<std::string(const model::LanguageModel&)>;
   ExitCode Train(const fs::path& folder, const Mesh& mesh, const std::vector<std::string>& more,
-                 const std::string& resume = "auto", const SampleText& sample_text = nullptr) {
-    std::vector<std::string> set = mesh.Settings(more);
-    set.push_back(Concat("data.path=", (data_dir->path() / "data").string()));
-    const RunConfig config = ParseRunConfig(kRecipe, "test", set);
-    std::atomic<ExitCode> code = ExitCode::kInternal;
-    dist::LocalWorld::Run(mesh.ranks,
-                          [&](dist::Communicator& comm) {
-                            at::set_num_threads(1);
-                            const auto context = dist::MakeLocalRankContext(comm);
-                            Validate(config, context->world_size());
-                            Trainer trainer(
-                                config, {}, RunFolder::Open(folder, *context, {}), *context,
-                                {.resume = ckpt::ParseResume(resume), .sample_text = sample_text});
-                            code = trainer.Run();
-                          },
-                          {.timeout_s = 60});
-    return code;
+                 const std::string& resume = "auto",
+                 const decltype(Run::sample_text)& sample_text = nullptr) {
+    return TrainingRuns::Train({.ranks = mesh.ranks,
+                                .set = mesh.Settings(more),
+                                .resume = resume,
+                                .folder = folder,
+                                .sample_text = sample_text});
   }
 
   // The losses and validation losses of the last attempt, by step.
@@ -104,11 +80,7 @@ class ZeroMeshes : public testing::Test {
       EXPECT_EQ(Losses(dir_ / mesh.name()), want);
     }
   }
-
-  static test::TempDir* data_dir;
-  test::TempDir dir_;
 };
-test::TempDir* ZeroMeshes::data_dir = nullptr;
 
 TEST_F(ZeroMeshes, EveryMeshHasTheLossesOfOneRowGroup) {
   ExpectEqualLosses({}, {{2, 1, 2},

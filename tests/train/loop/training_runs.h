@@ -1,0 +1,87 @@
+// The base of tests of whole training runs on rank threads. A suite shares the small datasets of
+// step_data.h.
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ckpt/reader.h"
+#include "ckpt/step_dir.h"
+#include "core/concat.h"
+#include "dist/local_communicator.h"
+#include "dist/rank_context.h"
+#include "support/temp_dir.h"
+#include "train/loop/trainer.h"
+#include "train/step/step_data.h"
+
+namespace halflife::train {
+
+class TrainingRuns : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    at::set_num_threads(1);
+    data_dir = std::make_unique<test::TempDir>();
+    test::PrepareStepData(data_dir->path());
+  }
+  static void TearDownTestSuite() { data_dir.reset(); }
+
+  explicit TrainingRuns(std::string recipe) : recipe_(std::move(recipe)) {}
+
+  struct Run {
+    int ranks = 1;
+    std::vector<std::string> set = {};
+    std::string data = "data";  // a dataset of data_dir; empty: the settings name one
+    std::string resume = "auto";
+    std::vector<std::string> allow_change = {};
+    dist::LocalOptions world = {.timeout_s = 60};
+    std::filesystem::path folder = "run";  // relative to the folder of the test
+    std::function<std::string(const model::LanguageModel&)> sample_text = nullptr;
+  };
+  // Trains, and records the exit code and the log.
+  ExitCode Train(const Run& run) {
+    std::vector<std::string> set = run.set;
+    if (!run.data.empty())
+      set.push_back(Concat("data.path=", (data_dir->path() / run.data).string()));
+    const RunConfig config = ParseRunConfig(recipe_, "test", set);
+    std::atomic<ExitCode> code = ExitCode::kInternal;
+    const auto body = [&](dist::Communicator& comm) {
+      at::set_num_threads(1);
+      const auto context = dist::MakeLocalRankContext(comm);
+      Validate(config, context->world_size());
+      Trainer trainer(config, {}, RunFolder::Open(dir_.path() / run.folder, *context, {}), *context,
+                      {.resume = ckpt::ParseResume(run.resume),
+                       .allow_change = run.allow_change,
+                       .sample_text = run.sample_text});
+      code = trainer.Run();
+    };
+    testing::internal::CaptureStderr();
+    try {
+      dist::LocalWorld::Run(run.ranks, body, run.world);
+    } catch (...) {
+      log_ = testing::internal::GetCapturedStderr();
+      throw;
+    }
+    log_ = testing::internal::GetCapturedStderr();
+    return code;
+  }
+  // A step of the usual run folder.
+  ckpt::StepReader Open(uint64_t step) const {
+    return ckpt::StepReader::Open(folder_ / "ckpt" / ckpt::StepName(step));
+  }
+
+  static inline std::unique_ptr<test::TempDir> data_dir;
+  const std::string recipe_;
+  const test::TempDir dir_;
+  const std::filesystem::path folder_ = dir_ / "run";
+  std::string log_;
+};
+
+}  // namespace halflife::train
