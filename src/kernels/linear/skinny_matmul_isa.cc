@@ -82,8 +82,9 @@ int64_t DotRowsFrom(const SkinnyMatmulArgs<T>& args, int64_t row, int64_t begin,
   return row;
 }
 
-// The tiles of 4 rows fill the registers: 24 sums of 32 registers, or 12 of 16. More rows and fewer columns
-// are much slower, because rows that are a multiple of 1 KiB apart share few sets of the L1 cache.
+// The tiles of 4 rows fill the registers: 24 sums of 32 registers, or 12 of 16. More rows and fewer
+// columns are much slower, because rows that are a multiple of 1 KiB apart share few sets of the L1
+// cache.
 template <typename T>
 void DotBlock(const SkinnyMatmulArgs<T>& args, int64_t begin, int64_t end) {
   constexpr int kColumnsOf4 = HL_SIMD_BYTES == 64 ? 6 : 3, kColumnsOf2 = kColumnsOf4 + 2;

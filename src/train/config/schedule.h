@@ -52,9 +52,9 @@ struct Phase {
 std::vector<Phase> PhasesOf(const ScheduleConfig& config, int64_t total_steps);
 
 // Returns the factor of the peak learning rate for optimizer step `step` (0-based) of
-// `total_steps`: that of its phase. Warm-up is linear and reaches 1 at step warmup_steps - 1. A decay reaches
-// final_lr_ratio at the last step, if any step follows the warm-up. A run of a single step uses the
-// peak.
+// `total_steps`: that of its phase. Warm-up is linear and reaches 1 at step warmup_steps - 1. A
+// decay reaches final_lr_ratio at the last step, if any step follows the warm-up. A run of a single
+// step uses the peak.
 double LearningRateFactor(const ScheduleConfig& config, int64_t step, int64_t total_steps);
 
 // Returns the factor for all steps of epoch `epoch` (0-based) of `max_epochs`, as PyTorch's
@@ -68,8 +68,9 @@ double LearningRateFactorOfEpoch(const ScheduleConfig& config, int64_t epoch, in
 int64_t StepsBeforeDecay(const ScheduleConfig& config, int64_t total_steps);
 
 // Returns a sentence that says why the schedule does not fit a run of `total_steps`, and what to
-// set. The reasons are a warm-up that does not end before the run, too few remaining steps for a wsd
-// decay, and phases that end before or after the run. Returns an empty string if the schedule fits.
+// set. The reasons are a warm-up that does not end before the run, too few remaining steps for a
+// wsd decay, and phases that end before or after the run. Returns an empty string if the schedule
+// fits.
 std::string ScheduleWarning(const ScheduleConfig& config, int64_t total_steps);
 
 }  // namespace halflife::train

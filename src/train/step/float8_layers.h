@@ -1,11 +1,11 @@
 // Which weights a run multiplies in FP8 (train.precision "fp8"), and their FP8 copies.
 //
-// FP8 weights: the matrices that model parts declare with `float8` (dist::ParamSpec), if both widths
-// are multiples of 16 and at least train.fp8.min_width. They are the projections of mixers to
-// queries, keys, values, output gates and outputs, and the matrices of channel mixers. Everything
-// else computes as with train.precision "bf16": embedding, head, norms, convolutions, low-rank
-// gates, and each matrix whose output is a decay. A weight that several layers share is not an FP8
-// weight.
+// FP8 weights: the matrices that model parts declare with `float8` (dist::ParamSpec), if both
+// widths are multiples of 16 and at least train.fp8.min_width. They are the projections of mixers
+// to queries, keys, values, output gates and outputs, and the matrices of channel mixers.
+// Everything else computes as with train.precision "bf16": embedding, head, norms, convolutions,
+// low-rank gates, and each matrix whose output is a decay. A weight that several layers share is
+// not an FP8 weight.
 #pragma once
 
 #include <memory>

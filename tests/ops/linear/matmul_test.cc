@@ -1,5 +1,5 @@
-// Our own matrix products on the CPU: any size, bits that do not depend on other rows, and their use
-// in linear layers.
+// Our own matrix products on the CPU: any size, bits that do not depend on other rows, and their
+// use in linear layers.
 #include "kernels/linear/linear_products.h"
 
 #include <ATen/ops/empty.h>
@@ -72,8 +72,8 @@ at::Tensor Product(const at::Tensor& a, const at::Tensor& b, bool transposed,
   return memory.narrow(0, 0, size).view({a.size(0), b.size(1)});
 }
 
-// Expects a b + start. An element consists of `depth` fused multiply-adds with one rounding each, in
-// any order, so its error is at most `depth` half ulps of the sum of the terms' magnitudes.
+// Expects a b + start. An element consists of `depth` fused multiply-adds with one rounding each,
+// in any order, so its error is at most `depth` half ulps of the sum of the terms' magnitudes.
 void ExpectClose(const at::Tensor& got, const at::Tensor& a, const at::Tensor& b,
                  const at::Tensor& start) {
   const at::Tensor wide_a = a.to(at::kDouble), wide_b = b.to(at::kDouble);
