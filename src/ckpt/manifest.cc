@@ -159,6 +159,8 @@ void Put(const StepState& from, pb::Manifest* to) {
   for (const double loss : from.guard.loss_window) to->mutable_guard()->add_loss_window(loss);
   to->mutable_guard()->set_consecutive_skips(from.guard.consecutive_skips);
   to->mutable_guard()->set_skipped(from.guard.skipped);
+  to->mutable_guard()->mutable_spikes()->Assign(from.guard.spikes.begin(), from.guard.spikes.end());
+  to->mutable_guard()->set_rollbacks(from.guard.rollbacks);
   to->mutable_metrics()->insert(from.metrics.begin(), from.metrics.end());
   to->set_final(from.final);
 }
@@ -338,7 +340,9 @@ class Decoder {
     to.data = GetCursor(from.data());
     to.guard = {{from.guard().loss_window().begin(), from.guard().loss_window().end()},
                 from.guard().consecutive_skips(),
-                from.guard().skipped()};
+                from.guard().skipped(),
+                {from.guard().spikes().begin(), from.guard().spikes().end()},
+                from.guard().rollbacks()};
     to.rng_seed = from.rng().seed();
     to.run_id = from.run_id();
     to.run_config_text = from.run_config_text();

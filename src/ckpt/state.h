@@ -73,10 +73,12 @@ struct DataCursor {
   std::vector<BlendSegment> segments = {};  // those that began before next_sample
 };
 
-struct GuardState {  // the memory of the policy for non-finite values
+struct GuardState {  // the memory of the policies for non-finite values and for spikes
   std::vector<double> loss_window;
   uint32_t consecutive_skips = 0;
   uint64_t skipped = 0;
+  std::vector<uint64_t> spikes = {};  // steps (1-based) within train.rollback_window
+  uint32_t rollbacks = 0;             // so far, of the run
 };
 
 struct MeshInfo {

@@ -242,6 +242,13 @@ ExitCode Run(const TrainOptions& options) {
   const train::RunConfig config = train::LoadRunConfig(
       std::vector<std::filesystem::path>{options.configs.begin(), options.configs.end()},
       options.overrides);
+  const bool named =
+      resume.mode == ckpt::ResumeMode::kStep || resume.mode == ckpt::ResumeMode::kPath;
+  // The same command with --resume auto would leave out data again after each restart.
+  HL_CHECK_AS(ExitCode::kUsage, options.skip_data == 0 || (options.skip_data > 0 && named),
+              "--skip-data ", options.skip_data,
+              ": only a run that resumes from a named step can leave out data. Add --resume step=N "
+              "or --resume path=DIR, and use a number >= 0.");
   if (options.plan) return Plan(config, options);
   const int ranks_here = RanksHere(config, options);
   if (options.dry_run) return DryRun(config, ranks_here);
@@ -264,6 +271,7 @@ ExitCode Run(const TrainOptions& options) {
     train::Trainer trainer(config, device, std::move(folder), context,
                            {.resume = resume,
                             .allow_change = options.allow_change,
+                            .skip_data = static_cast<uint64_t>(options.skip_data),
                             .init_from = init_from.get(),
                             .init_rules = init_rules,
                             .sample_text = sample_text,

@@ -139,7 +139,11 @@ StepState MakeState(uint64_t step) {
                 .dataset = {0x123456789abcdef0, 42},
                 .blend = {{"books", 3, 0.25}},
                 .seq_len = 512};
-  state.guard = {.loss_window = {2.5, 2.25}, .consecutive_skips = 1, .skipped = 3};
+  state.guard = {.loss_window = {2.5, 2.25},
+                 .consecutive_skips = 1,
+                 .skipped = 3,
+                 .spikes = {7, 9},
+                 .rollbacks = 2};
   state.rng_seed = 7;
   state.run_id = "run";
   state.run_config_text = "model { layers: 2 }\n";

@@ -63,6 +63,8 @@ TEST(StoreTest, ScalarsComeBackExactly) {
   EXPECT_EQ(state.data.blend[0].drawn, 3u);
   EXPECT_EQ(state.guard.loss_window, expected.guard.loss_window);
   EXPECT_EQ(state.guard.skipped, expected.guard.skipped);
+  EXPECT_EQ(state.guard.spikes, expected.guard.spikes);
+  EXPECT_EQ(state.guard.rollbacks, expected.guard.rollbacks);
   EXPECT_EQ(state.rng_seed, expected.rng_seed);
   EXPECT_EQ(state.trajectory, expected.trajectory);
   EXPECT_EQ(state.run_config_text, expected.run_config_text);

@@ -28,6 +28,8 @@ TEST_F(BadInput, CommandLine) {
   ExpectExit(Halflife({"train"}), 2, {"--config"});
   ExpectExit(Halflife({"train", "--config", "/no/such.textproto"}), 2, {"/no/such.textproto"});
   ExpectExit(fixture->Run({.run = "r", .flags = {"--resume", "latest"}}), 2, {"latest", "auto"});
+  ExpectExit(fixture->Run({.run = "r", .flags = {"--skip-data", "3"}}), 2,
+             {"--skip-data 3: only a run that resumes from a named step can leave out data"});
 }
 
 TEST_F(BadInput, NamesOfOtherTrainers) {

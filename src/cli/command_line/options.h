@@ -58,6 +58,7 @@ struct TrainOptions {
   std::string run;
   std::string resume = "auto";
   std::vector<std::string> allow_change;
+  int64_t skip_data = 0;
   bool steal_lock = false, dry_run = false, json = false;
   std::optional<std::string> plan, against;
   int local_ranks = 1;

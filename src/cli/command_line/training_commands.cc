@@ -9,6 +9,10 @@ void AddRunFolder(OptionDeclarer& declare, TrainOptions& options) {
   declare("--run RUN", options.run,
           "The folder of the run [runs/ and the recipe's name; several names are joined by +]");
   declare("--resume", options.resume, "Where to continue: auto, none, step=N or path=DIR");
+  declare(
+      "--skip-data N", options.skip_data,
+      "With --resume step=N or path=DIR: leave out the data of the next N steps, for example of "
+      "a stretch with loss spikes [0]");
   declare("--allow-change NAME", options.allow_change,
           "Config field that may differ from the checkpoint's, e.g. optimizer.lr; may be repeated")
       ->take_all();

@@ -71,6 +71,9 @@ void VisitLoop(const Direction& direction, proto::TrainConfig& m, LoopConfig& c)
   HL_FIELD((*m.mutable_fp8()), min_width, c.fp8.min_width);
   HL_FIELD((*m.mutable_preference()), loss, c.preference.loss);
   HL_FIELD((*m.mutable_preference()), beta, c.preference.beta);
+  HL_FIELD(m, max_rollbacks, c.max_rollbacks);
+  HL_FIELD(m, rollback_spikes, c.rollback_spikes);
+  HL_FIELD(m, rollback_window, c.rollback_window);
 }
 
 template <typename Direction>

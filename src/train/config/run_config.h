@@ -121,6 +121,9 @@ struct LoopConfig {
   double spike_sigmas = 0;
   Float8Config fp8;
   PreferenceConfig preference;
+  int max_rollbacks = 0;
+  int rollback_spikes = 3;
+  int rollback_window = 100;
 
   // fp8 differs from bf16 only in the products of some layers.
   bool computes_in_bf16() const { return precision != "fp32"; }

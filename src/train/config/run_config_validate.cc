@@ -202,6 +202,17 @@ void CheckLoop(const RunConfig& c, int world_size, Problems& problems) {
                    "0 with data.source, or name the set to wait for in ckpt.keep_best");
   problems.Require(t.spike_sigmas >= 0, "train.spike_sigmas", t.spike_sigmas,
                    "a number >= 0 (0: off; 6 is usual)");
+  problems.Require(t.max_rollbacks >= 0, "train.max_rollbacks", t.max_rollbacks,
+                   "a number >= 0 (0: off)");
+  problems.Require(t.max_rollbacks == 0 || t.spike_sigmas > 0, "train.max_rollbacks",
+                   t.max_rollbacks, "0 without train.spike_sigmas, which defines a spike");
+  problems.Require(t.max_rollbacks == 0 || c.ckpt.every > 0, "train.max_rollbacks", t.max_rollbacks,
+                   "0 without ckpt.every: there is no checkpoint to go back to");
+  problems.Require(t.rollback_spikes >= 1, "train.rollback_spikes", t.rollback_spikes,
+                   "a number >= 1");
+  problems.Require(t.rollback_window >= t.rollback_spikes, "train.rollback_window",
+                   t.rollback_window,
+                   Concat("at least train.rollback_spikes, ", t.rollback_spikes));
   problems.OneOf("train.recompute", t.recompute, {"none", "mixer", "block"});
   problems.Require(t.time_limit_s >= 0, "train.time_limit_s", t.time_limit_s, "a number >= 0");
 }

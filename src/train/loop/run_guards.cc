@@ -15,8 +15,27 @@ namespace halflife::train {
 
 namespace {
 
+void GuardSpikeByRollback(const RunConfig& config, uint64_t step, const StepResult& result,
+                          ckpt::GuardState& guard) {
+  const LoopConfig& train = config.train;
+  guard.spikes.push_back(step);
+  std::erase_if(guard.spikes, [&](uint64_t spike) {
+    return spike + static_cast<uint64_t>(train.rollback_window) <= step;
+  });
+  HL_CHECK_AS(ExitCode::kNonFinite,
+              !RollbackIsDue(config, step, guard) ||
+                  guard.rollbacks < static_cast<uint32_t>(train.max_rollbacks),
+              "step ", step, ": the loss ", result.loss, " is the spike number ",
+              guard.spikes.size(), " in ", train.rollback_window,
+              " steps, and the run has gone back ", guard.rollbacks,
+              " times already (train.max_rollbacks). No checkpoint of this step was "
+              "written. Continue from an older step with --resume step=N and a lower optimizer.lr, "
+              "or with --set train.spike_sigmas=0 to train on.");
+}
+
 void GuardSpike(const RunConfig& config, uint64_t step, const StepResult& result,
-                const ckpt::GuardState& guard) {
+                ckpt::GuardState& guard) {
+  if (config.train.max_rollbacks > 0) return GuardSpikeByRollback(config, step, result, guard);
   HL_CHECK_AS(
       ExitCode::kNonFinite,
       guard.consecutive_skips <= static_cast<uint32_t>(config.train.max_skips), "step ", step,
@@ -28,6 +47,21 @@ void GuardSpike(const RunConfig& config, uint64_t step, const StepResult& result
 }
 
 }  // namespace
+
+bool RollbackIsDue(const RunConfig& config, uint64_t step, const ckpt::GuardState& guard) {
+  const LoopConfig& train = config.train;
+  if (train.max_rollbacks == 0 || guard.spikes.empty() || guard.spikes.back() != step) return false;
+  return guard.spikes.size() >= static_cast<size_t>(train.rollback_spikes) ||
+         guard.consecutive_skips > static_cast<uint32_t>(train.max_skips);
+}
+
+std::optional<uint64_t> StepToGoBackTo(const std::vector<ckpt::StepDir>& steps,
+                                       const ckpt::GuardState& guard) {
+  if (steps.empty()) return std::nullopt;
+  const auto before = std::ranges::find_if(
+      steps, [&](const ckpt::StepDir& dir) { return dir.step < guard.spikes.front(); });
+  return before == steps.end() ? steps.back().step : before->step;
+}
 
 double LargestLoss(const RunConfig& config, const ckpt::GuardState& guard) {
   const std::vector<double>& losses = guard.loss_window;

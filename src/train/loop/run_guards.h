@@ -19,9 +19,19 @@ namespace halflife::train {
 // Reacts to a step whose loss or gradient is not finite, or whose loss is a spike. Counts the
 // skipped update of `result`, the result of step `step` (1-based), and remembers losses for
 // LargestLoss. Error kNonFinite if train.on_nonfinite is 'stop' (not for a spike), or if more than
-// train.max_skips consecutive steps were skipped.
+// train.max_skips consecutive steps were skipped. With train.max_rollbacks, a spike is an error
+// only if RollbackIsDue after that many rollbacks.
 void GuardNonFinite(const RunConfig& config, uint64_t step, const StepResult& result,
                     ckpt::GuardState& guard);
+
+// Returns whether the run goes back to a checkpoint after `step`: the step is a spike, and
+// train.rollback_spikes of the last train.rollback_window steps were, or more than train.max_skips
+// in a row. Always false if train.max_rollbacks is 0.
+bool RollbackIsDue(const RunConfig& config, uint64_t step, const ckpt::GuardState& guard);
+// Returns the newest of `steps` (newest first) that was saved before the spikes of `guard`, or else
+// the oldest. Returns nullopt if there are none.
+std::optional<uint64_t> StepToGoBackTo(const std::vector<ckpt::StepDir>& steps,
+                                       const ckpt::GuardState& guard);
 
 // The largest loss that train.spike_sigmas accepts: the mean of the last kSpikeWindow losses plus
 // that many standard deviations. Infinite if the guard is off or fewer losses are known.

@@ -158,13 +158,13 @@ ckpt::StepState Trainer::CurrentState(bool final) const {
   save_policy_.AddBest(state.metrics);
   state.data.order_version = data::kOrderVersion;
   state.data.seed = config_.train.seed;
-  state.data.next_sample = source_->order().FirstSample(state.step);
+  state.data.next_sample = source_->order().FirstSample(DataStep());
   state.data.samples = source_->order().NumSamplesBefore(state.step);
-  state.data.epoch = source_->order().EpochOf(state.step);
+  state.data.epoch = source_->order().EpochOf(DataStep());
   state.data.tokens = state.data.samples * config_.data.seq_len;
   state.data.dataset = data_.hash();
   if (const data::Blend* const blend = source_->blend())
-    data_.AddBlend(config_, *blend, static_cast<int64_t>(state.step), state.data);
+    data_.AddBlend(config_, *blend, static_cast<int64_t>(DataStep()), state.data);
   state.data.seq_len = static_cast<uint32_t>(config_.data.seq_len);
   state.data.classes = data_.training().info().classes;
   state.optimizer = config_.optimizer.algorithm.name();
@@ -267,35 +267,18 @@ void Trainer::Resume(const TrainOptions& options) {
                 ": this field determines which samples were already seen. "
                 "Changing it would skip or repeat some. Start another run instead.");
   }
-  const ckpt::StepState expected = CurrentState(false);
-  // A fresh start needs no host memory for the model, and a resume only for the own slices.
-  if (!arena_is_stored()) loaded_ = std::make_unique<HostSlices>(*arena_, store_comm_->rank());
-  const auto loaded =
-      store_->Load(options.resume,
-                   {.model_family = expected.model_family,
-                    .model_config_json = expected.model_config_json,
-                    .canonical_model_config =
-                        [](const std::string& stored) {
-                          return model::ToJson(model::Resolved(model::ModelConfigFromJson(stored)));
-                        },
-                    .trajectory = expected.trajectory,
-                    .trajectory_defaults = TrajectoryFields(RunConfig()),
-                    .allow_change = FieldsToChange(options.allow_change, expected),
-                    .max_step = static_cast<uint64_t>(config_.train.steps)},
-                   loaded_ ? loaded_->View() : InPlaceArena(),
-                   loaded_ ? [this] { loaded_->Allocate(); return loaded_->View(); }
-                           : std::function<ckpt::ArenaView()>());
+  allow_change_ = FieldsToChange(options.allow_change, CurrentState(false));
+  const auto loaded = Load(options.resume);
+  HL_CHECK_AS(ExitCode::kUsage, loaded || options.skip_data == 0, "--skip-data ", options.skip_data,
+              ": there is no checkpoint from which data could be skipped. Remove the option.");
   if (loaded) {
-    FinishLoad();
-    state_ = loaded->state;
-    if (state_.num_updates == 0) StartAverage();
+    skipped_steps_ += options.skip_data;
     resumed_run_ = ckpt::RunOfStep(loaded->path);
     damage_ = loaded->damage;
-    state_.parent_step = loaded->path.filename().string();
-    HL_INFO("train", "resumed from ", loaded->path.string(), ", step ", state_.step);
+    HL_INFO("train", "resumed from ", loaded->path.string(), ", step ", state_.step,
+            skipped_steps_ == 0 ? "" : Concat(", without the data of ", skipped_steps_, " steps"));
     if (lora_ && context_.rank() == 0) CopyLoraBase(loaded->path, folder_.path(), state_.run_id);
   } else {
-    loaded_.reset();
     Start(options);
   }
   if (lora_) LoadLoraBase();
@@ -304,8 +287,73 @@ void Trainer::Resume(const TrainOptions& options) {
   save_policy_.TakeBest(state_.metrics, own_step);
   if (loaded && config_.data.is_blend())
     source_ =
-        data_.MakeSource(config_, source_config_, &state_.data, static_cast<int64_t>(state_.step));
-  source_->Seek(source_->order().FirstSample(state_.step));
+        data_.MakeSource(config_, source_config_, &state_.data, static_cast<int64_t>(DataStep()));
+  source_->Seek(source_->order().FirstSample(DataStep()));
+}
+
+std::optional<ckpt::LoadReport> Trainer::Load(const ckpt::ResumeRequest& request) {
+  const ckpt::StepState expected = CurrentState(false);
+  // A fresh start needs no host memory for the model, and a resume only for the own slices.
+  if (!arena_is_stored()) loaded_ = std::make_unique<HostSlices>(*arena_, store_comm_->rank());
+  auto loaded =
+      store_->Load(request,
+                   {.model_family = expected.model_family,
+                    .model_config_json = expected.model_config_json,
+                    .canonical_model_config =
+                        [](const std::string& stored) {
+                          return model::ToJson(model::Resolved(model::ModelConfigFromJson(stored)));
+                        },
+                    .trajectory = expected.trajectory,
+                    .trajectory_defaults = TrajectoryFields(RunConfig()),
+                    .allow_change = allow_change_,
+                    .max_step = static_cast<uint64_t>(config_.train.steps)},
+                   loaded_ ? loaded_->View() : InPlaceArena(),
+                   loaded_ ? [this] { loaded_->Allocate(); return loaded_->View(); }
+                           : std::function<ckpt::ArenaView()>());
+  if (loaded) {
+    FinishLoad();
+    state_ = loaded->state;
+    if (state_.num_updates == 0) StartAverage();
+    state_.parent_step = loaded->path.filename().string();
+    const uint64_t data_step = source_->order().StepAt(state_.data.next_sample);
+    skipped_steps_ = std::max(data_step, state_.step) - state_.step;
+  }
+  loaded_.reset();
+  return loaded;
+}
+
+// Goes back to a checkpoint before the spikes, and continues with the data after them. That
+// checkpoint is written again with the new place in the data, so a run that is stopped before its
+// next save resumes there.
+void Trainer::RollBack() {
+  AwaitSave();
+  runner_->AwaitParameters();
+  const uint64_t spike = state_.step, next_data = DataStep();
+  const uint32_t rollbacks = state_.guard.rollbacks + 1;
+  std::string step;
+  if (context_.rank() == 0) {
+    const auto found = StepToGoBackTo(ckpt::ListPublished(folder_.path() / "ckpt"), state_.guard);
+    if (found) step = Concat(*found);
+  }
+  step = dist::BroadcastBytes(context_.control(), step, 0, {"rollback", 0});
+  HL_CHECK_AS(ExitCode::kNonFinite, !step.empty(), "step ", spike,
+              ": the loss is a spike, and the run has no checkpoint to go back to. Use a smaller "
+              "ckpt.every.");
+  Load({.mode = ckpt::ResumeMode::kStep, .step = std::stoull(step)});
+  state_.guard.rollbacks = rollbacks;
+  skipped_steps_ = next_data - state_.step;
+  source_->Seek(source_->order().FirstSample(DataStep()));
+  target_guard_.emplace(config_, source_->order());
+  save_policy_ = SavePolicy(config_.ckpt);
+  save_policy_.TakeBest(state_.metrics, /*own=*/true);
+  runner_->ShareParameters();
+  if (context_.rank() == 0) {
+    HL_WARN("train", "went back from step ", spike, " to step ", state_.step,
+            " because of spikes (rollback ", rollbacks, " of at most ", config_.train.max_rollbacks,
+            "), and skips the data of the ", spike - state_.step, " steps between them");
+    OpenMetrics();
+  }
+  SaveNow(/*must_succeed=*/true, /*final=*/false);
 }
 
 void Trainer::Start(const TrainOptions& options) {
@@ -422,22 +470,7 @@ void Trainer::WriteRunFiles() {
   if (data_.training().info().has_tokenizer()) folder_.CopyTokenizer(data_.training());
   if (!Finished()) folder_.RemoveDone();
   Heartbeat("start");
-  const model::FlopCount flops = model::ModelCost(model_, config_.data.seq_len).FlopsPerToken();
-  metrics_ = std::make_unique<Metrics>(
-      MetricsConfig{.file = folder_.path() / "metrics.jsonl",
-                    .attempt = folder_.attempt(),
-                    .objective = config_.model.objective.name(),
-                    .total_steps = config_.train.steps,
-                    .log_every = config_.train.log_every,
-                    .order = source_->order(),
-                    .blend = source_->blend(),
-                    .seq_len = config_.data.seq_len,
-                    .world_size = context_.world_size(),
-                    .flops_per_token_6p = 6.0 * model_.CountParameters().total(),
-                    .flops_per_token_full = 3.0 * (flops.matmul + flops.mixing),
-                    .peak = FindComputePeak(device_),
-                    .device = device_},
-      OpenEvents());
+  OpenMetrics();
   DescribeRun();
   for (const std::string& banner : damage_) {
     metrics_->Damage(static_cast<int64_t>(state_.step), banner);
@@ -451,6 +484,30 @@ void Trainer::WriteRunFiles() {
   if (config_.train.precision == "fp8")
     HL_INFO("train",
             "multiplied in FP8: ", DescribeFloat8(config_.train, model_.parameters().specs()));
+}
+
+// On rank 0. After a rollback, the metrics belong to another attempt, because steps are repeated.
+void Trainer::OpenMetrics() {
+  const uint32_t rollbacks = state_.guard.rollbacks;
+  metrics_.reset();
+  const model::FlopCount flops = model::ModelCost(model_, config_.data.seq_len).FlopsPerToken();
+  metrics_ = std::make_unique<Metrics>(
+      MetricsConfig{
+          .file = folder_.path() / "metrics.jsonl",
+          .attempt = Concat(folder_.attempt(), rollbacks > 0 ? Concat("+", rollbacks) : ""),
+          .objective = config_.model.objective.name(),
+          .total_steps = config_.train.steps,
+          .log_every = config_.train.log_every,
+          .order = source_->order(),
+          .skipped_steps = skipped_steps_,
+          .blend = source_->blend(),
+          .seq_len = config_.data.seq_len,
+          .world_size = context_.world_size(),
+          .flops_per_token_6p = 6.0 * model_.CountParameters().total(),
+          .flops_per_token_full = 3.0 * (flops.matmul + flops.mixing),
+          .peak = FindComputePeak(device_),
+          .device = device_},
+      OpenEvents());
 }
 
 // Rank 0 warns if the schedule does not fit the run's length, or does not continue the learning
@@ -762,8 +819,13 @@ ExitCode Trainer::Train() {
   if (state_.step == 0) RunValidation();
   while (!Finished()) {
     const StepResult result = TakeStep();
-    const auto step = static_cast<int64_t>(state_.step);
     if (result.scalars[Scalar::kEndedSaves] == context_.world_size()) AwaitSave();
+    if (RollbackIsDue(config_, state_.step, state_.guard)) {
+      RollBack();
+      if (const auto code = StopPolicy::CodeOf(result.scalars)) return SaveAndStop(*code);
+      continue;
+    }
+    const auto step = static_cast<int64_t>(state_.step);
     if (ValidationIsDue(config_.eval, source_->order(), step) || state_.step == total) {
       RunValidation();
       save_policy_.NoteValidation(step, state_.metrics);

@@ -35,6 +35,7 @@ struct TrainOptions {
   ckpt::ResumeRequest resume;
   // Trajectory fields that may differ from the checkpoint's.
   std::vector<std::string> allow_change;
+  uint64_t skip_data = 0;  // Number of steps whose data a resumed run leaves out.
   // Weights to start from if the run has no checkpoint of its own. Null: initial values.
   const ckpt::WeightSource* init_from = nullptr;
   WarmStartRules init_rules = {};
@@ -63,6 +64,11 @@ class Trainer {
   std::vector<std::string> FieldsToChange(const std::vector<std::string>& names,
                                           const ckpt::StepState& expected) const;
   void Resume(const TrainOptions& options);
+  // Fills the arena, state_ and skipped_steps_ from a checkpoint, if there is one.
+  std::optional<ckpt::LoadReport> Load(const ckpt::ResumeRequest& request);
+  void RollBack();
+  // The step of the data's order that the next step trains on.
+  uint64_t DataStep() const { return state_.step + skipped_steps_; }
   void Start(const TrainOptions& options);
   void StartAverage();
   // In a run with LoRA.
@@ -74,6 +80,7 @@ class Trainer {
   SetResult ScoreText(const ValidationSet& set);
   ScoringConfig ScoringOfPairs() const;
   void WriteRunFiles();
+  void OpenMetrics();
   std::unique_ptr<EventLog> OpenEvents() const;  // Null if it is off or not possible.
   void DescribeRun();
   void WarnOfSchedule() const;
@@ -133,11 +140,13 @@ class Trainer {
   std::function<std::string(const model::LanguageModel&)> sample_text_;
   bool resumes_newest_;  // --resume auto: the same command continues from the newest step.
 
+  std::vector<std::string> allow_change_;  // The fields that may differ from a checkpoint's.
   const ckpt::Versions versions_;
   // The part of a save that is not arrays: step, cursor, guard and last metrics.
   ckpt::StepState state_;
   std::filesystem::path resumed_run_;   // The folder of the run whose step was loaded.
   std::unique_ptr<HostSlices> loaded_;  // During a load, unless arena_is_stored().
+  uint64_t skipped_steps_ = 0;          // Steps of the data's order that the run has left out.
   // Banners of the checkpoints that were skipped on resume.
   std::vector<std::string> damage_;
   SavePolicy save_policy_;

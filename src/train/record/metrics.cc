@@ -127,7 +127,8 @@ void Metrics::Write(nlohmann::ordered_json line) {
 
 void Metrics::Step(int64_t step, const StepResult& result) {
   const int64_t tokens =
-      config_.order.NumSamples(static_cast<uint64_t>(step - 1)) * config_.seq_len;
+      config_.order.NumSamples(static_cast<uint64_t>(step - 1) + config_.skipped_steps) *
+      config_.seq_len;
   const double tokens_per_s = static_cast<double>(tokens) / result.seconds;
   nlohmann::ordered_json line = {{"step", step},
                                  {"loss", result.loss},
@@ -160,7 +161,9 @@ void Metrics::Step(int64_t step, const StepResult& result) {
   }
   line["peak_memory_bytes"] = PeakMemoryBytes(config_.device);
   if (config_.blend != nullptr)
-    AddDrawn(*config_.blend, config_.order.NumSamplesBefore(static_cast<uint64_t>(step)), line);
+    AddDrawn(*config_.blend,
+             config_.order.NumSamplesBefore(static_cast<uint64_t>(step) + config_.skipped_steps),
+             line);
   Write(std::move(line));
   mean_step_seconds_ =
       mean_step_seconds_ == 0 ? result.seconds : 0.9 * mean_step_seconds_ + 0.1 * result.seconds;

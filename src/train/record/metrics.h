@@ -60,6 +60,7 @@ struct MetricsConfig {
   // The order of samples over all ranks, whose inputs `tokens` counts. A short step has fewer rows,
   // and padding rows do not count.
   data::SampleOrder order;
+  uint64_t skipped_steps = 0;          // Steps of the order that the run has left out.
   const data::Blend* blend = nullptr;  // Borrowed. Null for a single dataset.
   int64_t seq_len = 0;
   int world_size = 1;

@@ -111,6 +111,7 @@ std::vector<dist::Fragment> StepRunner::OwnGradients() const {
 
 void StepRunner::ShareParameters() {
   float8_.Invalidate();
+  lora_is_stale_ = true;
   if (!gather_) return;
   StartGather();
   gather_->AwaitAll();

@@ -320,6 +320,16 @@ TEST(RunConfig, PhasesOfTheSchedule) {
   expect_problem({"schedule.phase=[{ steps: -1 }]"}, "schedule.phase.0.steps: -1. Use 1 to ");
 }
 
+TEST(RunConfig, RollbacksNeedSpikesAndCheckpoints) {
+  EXPECT_HL_ERROR(
+      Validate(Parse({"train.max_rollbacks=2", "train.rollback_window=2"}), 1), ExitCode::kUsage,
+      "train.max_rollbacks: 2. Use 0 without train.spike_sigmas, which defines a spike",
+      "train.max_rollbacks: 2. Use 0 without ckpt.every: there is no checkpoint to go back to",
+      "train.rollback_window: 2. Use at least train.rollback_spikes, 3");
+  EXPECT_NO_THROW(
+      Validate(Parse({"train.max_rollbacks=2", "train.spike_sigmas=6", "ckpt.every=5"}), 1));
+}
+
 TEST(RunConfig, MissingFile) {
   EXPECT_HL_ERROR(LoadRunConfig("/nowhere/r.textproto", {}), ExitCode::kUsage,
                   "/nowhere/r.textproto", "No such file");

@@ -66,6 +66,37 @@ TEST(SpikeGuard, AcceptsLossesUpToTheirDeviation) {
                   "--resume step=N");
 }
 
+TEST(SpikeGuard, GoesBackAfterSeveralSpikesInItsWindow) {
+  RunConfig config = Config("skip", 9);
+  config.train.spike_sigmas = 5;
+  config.train.max_rollbacks = 2;
+  config.train.rollback_spikes = 2;
+  config.train.rollback_window = 10;
+  ckpt::GuardState guard;
+  StepResult spike;
+  spike.skipped = spike.spike = true;
+  const auto is_due = [&](uint64_t step) {
+    GuardNonFinite(config, step, spike, guard);
+    GuardNonFinite(config, step + 1, StepResult{}, guard);
+    EXPECT_FALSE(RollbackIsDue(config, step + 1, guard)) << "after a step that is no spike";
+    return RollbackIsDue(config, step, guard);
+  };
+  EXPECT_FALSE(is_due(100));
+  EXPECT_FALSE(is_due(110)) << "10 steps later";
+  EXPECT_TRUE(is_due(119));
+  EXPECT_EQ(guard.spikes, (std::vector<uint64_t>{110, 119}));
+  guard.rollbacks = 2;
+  EXPECT_HL_ERROR(is_due(121), ExitCode::kNonFinite, "the run has gone back 2 times already");
+  config.train.max_rollbacks = 0;
+  EXPECT_FALSE(RollbackIsDue(config, 121, guard));
+
+  // The steps of a folder, newest first.
+  const std::vector<ckpt::StepDir> steps = {{.step = 115}, {.step = 105}, {.step = 95}};
+  EXPECT_EQ(StepToGoBackTo(steps, {.spikes = {110, 119}}), 105u);
+  EXPECT_EQ(StepToGoBackTo(steps, {.spikes = {95, 119}}), 95u) << "none is from before";
+  EXPECT_EQ(StepToGoBackTo({}, {.spikes = {95}}), std::nullopt);
+}
+
 TEST(Patience, EndsAfterValidationsWithoutANewBest) {
   RunConfig config;
   config.train.patience = 2;

@@ -391,6 +391,77 @@ TEST_F(TrainerTest, PhasesAreExactAtAResumeAndMayChangeOnlyIfAllowed) {
   EXPECT_EQ(Train(allowed), ExitCode::kFinished);
 }
 
+// The weights hardly change, and every loss a little above the mean counts as a spike, so about
+// half of the steps are spikes. The first can be step 129.
+class RollbackTest : public TrainerTest {
+ protected:
+  static std::vector<std::string> With(std::vector<std::string> more) {
+    more.insert(more.end(), {"train.steps=140", "optimizer.lr=1e-6", "train.spike_sigmas=0.02",
+                             "train.max_skips=99", "ckpt.keep_last=99"});
+    return more;
+  }
+  ckpt::StepState StateOf(uint64_t step) const { return Open(step).state(); }
+  std::string Arrays(int ranks) const {  // Behind the headers, which name the attempt.
+    std::string all;
+    for (int rank = 0; rank < ranks; ++rank)
+      all += ReadFile(folder_ / Concat("ckpt/step_000000000140/rank_0000", rank, ".safetensors"),
+                      ExitCode::kInternal)
+                 .substr(4096);
+    return all;
+  }
+};
+
+TEST_F(RollbackTest, HasTheBitsOfARunThatIsResumedByHand) {
+  for (const int ranks : {1, 2}) {
+    const std::string zero = Concat("parallel.zero_stage=", ranks == 1 ? 0 : 3);
+    const std::vector<std::string> set = {zero, "ckpt.every=60", "train.rollback_spikes=4",
+                                          "train.rollback_window=8"};
+    std::vector<std::string> rolls_back = set;
+    rolls_back.emplace_back("train.max_rollbacks=99");
+    ASSERT_EQ(Train({.ranks = ranks, .set = With(rolls_back)}), ExitCode::kFinished) << log_;
+    EXPECT_THAT(log_, HasSubstr("to step 120 because of spikes (rollback 1 of at most 99), and "
+                                "skips the data of the "));
+    const std::string expected = Arrays(ranks);
+    const ckpt::StepState end = StateOf(140), kept = StateOf(120);
+    const uint64_t skipped = end.data.next_sample / 8 - 140;
+    EXPECT_GE(end.guard.rollbacks, 1u);
+    EXPECT_GE(skipped, 9u);
+    EXPECT_EQ(end.data.samples, 140u * 8);
+    // A run that was stopped after its rollback would continue with the same data.
+    EXPECT_EQ(kept.guard.rollbacks, end.guard.rollbacks);
+    EXPECT_EQ(kept.data.next_sample, (120 + skipped) * 8);
+    fs::remove_all(folder_);
+
+    ASSERT_EQ(Train({.ranks = ranks, .set = With(set)}), ExitCode::kFinished);
+    EXPECT_TRUE(Arrays(ranks) != expected);
+    ASSERT_EQ(Train({.ranks = ranks, .set = With(set), .resume = "step=120", .skip_data = skipped}),
+              ExitCode::kFinished);
+    EXPECT_THAT(log_, HasSubstr(Concat("step 120, without the data of ", skipped, " steps")));
+    EXPECT_TRUE(Arrays(ranks) == expected);
+    EXPECT_EQ(StateOf(140).guard.loss_window, end.guard.loss_window);
+    fs::remove_all(folder_);
+  }
+}
+
+TEST_F(RollbackTest, EndsAfterTheMostRollbacksOrWithoutACheckpoint) {
+  const std::vector<std::string> set = {"train.max_rollbacks=1", "train.rollback_spikes=1",
+                                        "train.rollback_window=1"};
+  std::vector<std::string> saves = set;
+  saves.emplace_back("ckpt.every=60");
+  EXPECT_HL_ERROR(Train({.set = With(saves)}), ExitCode::kNonFinite,
+                  "is the spike number 1 in 1 steps, and the run has gone back 1 times already "
+                  "(train.max_rollbacks)",
+                  "Continue from an older step with --resume step=N");
+  fs::remove_all(folder_);
+  std::vector<std::string> never = set;
+  never.emplace_back("ckpt.every=1000");
+  EXPECT_HL_ERROR(Train({.set = With(never)}), ExitCode::kNonFinite,
+                  "the loss is a spike, and the run has no checkpoint to go back to. Use a smaller "
+                  "ckpt.every.");
+  EXPECT_HL_ERROR(Train({.set = With({}), .resume = "none", .skip_data = 3}), ExitCode::kUsage,
+                  "--skip-data 3: there is no checkpoint");
+}
+
 TEST_F(TrainerTest, AWarmUpThatFillsTheRunIsAWarning) {
   ASSERT_EQ(Train({.set = {"schedule.warmup_steps=9"}}), ExitCode::kFinished);
   EXPECT_THAT(log_, HasSubstr("schedule.warmup_steps 9 is not below the run's 4 steps"));

@@ -41,6 +41,7 @@ class TrainingRuns : public testing::Test {
     std::string data = "data";  // a dataset of data_dir; empty: the settings name one
     std::string resume = "auto";
     std::vector<std::string> allow_change = {};
+    uint64_t skip_data = 0;
     dist::LocalOptions world = {.timeout_s = 60};
     std::filesystem::path folder = "run";  // relative to the folder of the test
     std::function<std::string(const model::LanguageModel&)> sample_text = nullptr;
@@ -59,6 +60,7 @@ class TrainingRuns : public testing::Test {
       Trainer trainer(config, {}, RunFolder::Open(dir_.path() / run.folder, *context, {}), *context,
                       {.resume = ckpt::ParseResume(run.resume),
                        .allow_change = run.allow_change,
+                       .skip_data = run.skip_data,
                        .sample_text = run.sample_text});
       code = trainer.Run();
     };
