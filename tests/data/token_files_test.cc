@@ -166,6 +166,17 @@ TEST_F(TokenFilesTest, FilesAreReadInPlace) {
   PrepareTokenFiles(config);
   EXPECT_EQ(Dataset::Open(dir_ / "again").info().hash, linked.info().hash);
 
+  // A file of more ids than a shard may have.
+  config.output.out = dir_ / "shards";
+  config.most_linked_tokens = kBlockTokens;
+  PrepareTokenFiles(config);
+  const Dataset shards = Dataset::Open(dir_ / "shards");
+  shards.Verify();
+  EXPECT_EQ(shards.Shards(Split::kTrain).size(),
+            static_cast<size_t>(NumBlocks(std::ssize(ids), kBlockTokens)));
+  EXPECT_EQ(test::ReadAll(shards, Split::kTrain), ids);
+  EXPECT_EQ(shards.split(Split::kTrain).num_documents, copied.split(Split::kTrain).num_documents);
+
   std::fstream change(dir_ / "train.bin", std::ios::binary | std::ios::in | std::ios::out);
   change.seekp(2 * kBlockTokens);
   change.write("\7\0", 2);
@@ -186,6 +197,10 @@ TEST_F(TokenFilesTest, FilesThatCannotBeReadInPlace) {
   config.input.validation_fraction = 0.1;
   EXPECT_HL_ERROR(PrepareTokenFiles(config), ExitCode::kUsage, "--in-place cannot cut a file",
                   "--validation-input");
+  config.input.validation_fraction = 0;
+  WriteNanoGpt("empty.bin", {});
+  config.input.paths = {(dir_ / "empty.bin").string()};
+  EXPECT_HL_ERROR(PrepareTokenFiles(config), ExitCode::kData, "empty.bin has no ids. Name a file");
   test::WriteText(dir_ / "text.txt", "abc");
   config.input.paths = {(dir_ / "text.txt").string()};
   EXPECT_HL_ERROR(Prepare(config), ExitCode::kUsage, "--in-place is for token files");

@@ -14,6 +14,7 @@
 #include "data/dataset.h"
 #include "data/prepare/prepare_options.h"
 #include "data/prepare/text_chunker.h"
+#include "data/shard_layout.h"
 
 namespace halflife::data {
 
@@ -29,6 +30,9 @@ struct PrepareConfig {
   bool dedup = false;
   // Only for token files (.bin): shards are links to the files, which are read once and not copied.
   bool in_place = false;
+  // Most ids of a shard that is a link, a multiple of kBlockTokens. A file with more ids becomes
+  // several shards.
+  int64_t most_linked_tokens = kMostShardTokens;
   // Keeps the encoded text in OUT.journal until the dataset is complete. A run with the same
   // options and files continues from it.
   bool resumable = false;

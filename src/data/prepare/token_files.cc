@@ -8,6 +8,7 @@
 #include <fstream>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "core/error.h"
 #include "data/manifest.h"
@@ -334,20 +335,19 @@ class TokenFilesRun {
     SourceList sources;
     for (const std::string& path : paths) {
       sources.Begin(fs::path(path).filename().string());
-      const int64_t documents_before = record.info.num_documents;
-      const std::string name = ShardFileName(split, record.shards.size());
-      record.shards.push_back(LinkShard(path, folder, name, record.info));
-      sources.Count(record.shards.back().num_tokens, record.info.num_documents - documents_before);
+      const SplitInfo before = record.info;
+      LinkFile(path, folder, split, record);
+      sources.Count(record.info.num_tokens - before.num_tokens,
+                    record.info.num_documents - before.num_documents);
     }
     record.info.num_shards = static_cast<int>(record.shards.size());
     record.info.sources = sources.Take();
     return record;
   }
 
-  // Reads a token file, links it as the shard `name` and writes the shard's index. Adds what the
-  // file contains to `info`.
-  ShardRecord LinkShard(const std::string& path, const fs::path& folder, const std::string& name,
-                        SplitInfo& info) {
+  // Reads a token file, links it as one shard for each most_linked_tokens of its ids, and writes
+  // their indexes. Adds what the file contains to `record`.
+  void LinkFile(const std::string& path, const fs::path& folder, Split split, SplitRecord& record) {
     TokenFile file(path, tokenizer_->vocab_size());
     const int token_bytes = TokenBytes(tokenizer_->vocab_size());
     const std::optional<uint64_t> begin = file.only_piece();
@@ -357,38 +357,45 @@ class TokenFilesRun {
         file.format(), ", ids of ", file.id_bytes(),
         " bytes) cannot be read in place: only files of nanoGPT and llm.c can, with ids of ",
         token_bytes, " bytes for this vocabulary. Leave out --in-place to copy the ids.");
-    const uint64_t count = (file.num_bytes() - *begin) / file.id_bytes();
-    HL_CHECK_AS(ExitCode::kData, count > 0 && count <= uint64_t{kMostShardTokens}, path, " has ",
-                count, " ids. --in-place reads files of 1 to ", kMostShardTokens,
-                " ids. Leave out --in-place to copy the ids.");
+    HL_CHECK_AS(ExitCode::kData, file.num_bytes() >= *begin + file.id_bytes(), path,
+                " has no ids. Name a file with ids.");
     const fs::path target = fs::canonical(path);
     const Fd fd = OpenFile(target, O_RDONLY, ExitCode::kData);
-    ShardIndex index = {.header_bytes = *begin,
-                        .header_hash = HashFilePrefix(fd.get(), target, *begin)};
-    ShardRecord shard = {.file = {name, file.num_bytes(), HashFile(fd.get(), target, 0).whole}};
+    const ShardIndex header = {.header_bytes = *begin,
+                               .header_hash = HashFilePrefix(fd.get(), target, *begin)};
+    const ShardRecord whole = {.file = {.name = "",
+                                        .bytes = file.num_bytes(),
+                                        .hash = HashFile(fd.get(), target, 0).whole}};
+    ShardIndex index = header;
+    ShardRecord shard = whole;
+    uint64_t offset = *begin;
+    const auto end_shard = [&] {
+      shard.file.name = ShardFileName(split, record.shards.size());
+      const std::string bytes = EncodeIndex(std::exchange(index, header));
+      shard.index_hash = HashBytes(bytes);
+      AtomicWriteFile(folder / IndexName(shard.file.name), bytes, ExitCode::kData);
+      fs::create_symlink(target, folder / shard.file.name);
+      record.info.num_tokens += shard.num_tokens;
+      record.shards.push_back(std::exchange(shard, whole));
+    };
     const uint64_t before = progress_.disk_bytes;
     int32_t last = tokenizer_->eos_id();
     for (std::vector<int32_t> ids; !file.at_end();) {
       config_.output.RequireGoingOn();
       file.Next(kBlockTokens, ids);
       if (ids.empty()) continue;
-      index.tokens.push_back(
-          {.offset = *begin + static_cast<uint64_t>(shard.num_tokens * token_bytes),
-           .hash = HashOfIds(ids, token_bytes)});
+      if (shard.num_tokens == config_.most_linked_tokens) end_shard();
+      index.tokens.push_back({.offset = offset, .hash = HashOfIds(ids, token_bytes)});
+      offset += ids.size() * static_cast<uint64_t>(token_bytes);
       shard.num_tokens += std::ssize(ids);
-      info.num_documents += std::ranges::count(ids, tokenizer_->eos_id());
-      for (const int32_t id : ids) info.num_bytes += bytes_of_[static_cast<size_t>(id)];
+      record.info.num_documents += std::ranges::count(ids, tokenizer_->eos_id());
+      for (const int32_t id : ids) record.info.num_bytes += bytes_of_[static_cast<size_t>(id)];
       last = ids.back();
       progress_.disk_bytes = before + file.num_bytes_read();
       config_.output.Report(progress_);
     }
-    if (last != tokenizer_->eos_id()) ++info.num_documents;
-    info.num_tokens += shard.num_tokens;
-    const std::string bytes = EncodeIndex(index);
-    shard.index_hash = HashBytes(bytes);
-    AtomicWriteFile(folder / IndexName(name), bytes, ExitCode::kData);
-    fs::create_symlink(target, folder / name);
-    return shard;
+    if (last != tokenizer_->eos_id()) ++record.info.num_documents;
+    end_shard();
   }
 
   // The hash of ids as they are stored.
