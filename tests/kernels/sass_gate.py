@@ -36,7 +36,7 @@ RULES = {
     "StateScanKernel": MMA,
     "ChannelStateScanKernel": MMA,
     "ChannelChunkOperandsKernel": MMA,
-    "ChannelChunkStateScanKernel": MMA,
+    "ChannelChunkGradientsKernel": MMA,
     "ChannelWarpgroupScanKernel": MMA[1:2] + (("HGMMA", "wgmma"), ("UTMALDG", "bulk copies")),
     "delta::PrepareKernel": MMA[:1] + MMA[2:],
     "delta::ScanKernel": MMA[:1] + MMA[2:],
@@ -57,7 +57,7 @@ RULES = {
 # Kernels that have a body only for one architecture.
 ONLY_FOR = {"WarpgroupStatesKernel": "sm_90a", "WarpgroupScanKernel": "sm_90a", "ChannelWarpgroupScanKernel": "sm_90a",
             "WarpgroupGradientsKernel": "sm_90a", "delta::WarpgroupScanKernel": "sm_90a",
-            "delta::WarpgroupAdjointScanKernel": "sm_90a"}
+            "delta::WarpgroupAdjointScanKernel": "sm_90a", "ChannelChunkGradientsKernel": "sm_90a"}
 # Kernels whose loop over tiles, the innermost with a barrier (of the block, or an mbarrier) and products, reads global
 # memory by asynchronous copies, and the most other loads in it: any that a tile wants would be waited for in every
 # tile. The known ones are the entry of a chunk, 24 bytes, which is there a chunk before it is used.

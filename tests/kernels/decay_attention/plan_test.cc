@@ -339,9 +339,8 @@ TEST(DecayAttentionPlan, BackwardByWarpgroups) {
             BackwardWorkspaceBytes(args, MakePlan(args, kHopper)) + size_t(2048 * 8) * kFactors);
 }
 
-// The heads of the recipes gla_340m, gla_1.3b and gla_7b, and those of HGRN2 and RWKV-6. The
-// backward has no kernels by warpgroups.
-TEST(DecayAttentionPlan, ForwardByWarpgroupsWithDecaysOfChannels) {
+// The heads of the recipes gla_340m, gla_1.3b and gla_7b, and those of HGRN2 and RWKV-6.
+TEST(DecayAttentionPlan, ByWarpgroupsWithDecaysOfChannels) {
   for (const WorkspaceShape& shape : {WorkspaceShape{kChannel, 8, 2048, 4, 128, 256},
                                       {kChannel, 8, 2048, 8, 128, 256},
                                       {kChannel, 1, 2048, 16, 128, 256},
@@ -350,19 +349,25 @@ TEST(DecayAttentionPlan, ForwardByWarpgroupsWithDecaysOfChannels) {
     const DecayAttentionArgs args = ArgsOf(shape);
     DecayAttentionPlan plan = MakePlan(args, kWarpgroups);
     EXPECT_TRUE(plan.forward_warpgroups) << shape.K << " x " << shape.V;
-    EXPECT_FALSE(plan.backward_warpgroups);
+    EXPECT_TRUE(plan.backward_warpgroups) << shape.K << " x " << shape.V;
     EXPECT_FALSE(MakePlan(args, kHopper).forward_warpgroups);
+    EXPECT_FALSE(MakePlan(args, kHopper).backward_warpgroups);
     // queries, keys and scores of a chunk and head in bf16; G and its log2 in fp32
     const size_t chunk_head = size_t(64) * (2 * shape.K + 64) * 2 + size_t(2) * shape.K * 4;
     plan.num_segments = plan.forward_batch_tiles = 1;
     EXPECT_EQ(ForwardWorkspaceBytes(args, plan),
               size_t(shape.B) * (shape.T / 64) * shape.H * chunk_head);
+    // S and R in bf16, or what the kernels by warps need, which is more
+    plan.backward_segments = plan.backward_batch_tiles = 1;
+    EXPECT_GE(BackwardWorkspaceBytes(args, plan), size_t(shape.B) * (shape.T / 64) * shape.H *
+                                                      (chunk_head + size_t(4) * shape.K * shape.V));
   }
   EXPECT_EQ(cuda::DescribeRoute(ArgsOf({kChannel, 8, 2048, 4, 128, 256}),
                                 MakePlan(ArgsOf({kChannel, 8, 2048, 4, 128, 256}), kWarpgroups)),
             "K 128, V 256, on tensor cores: forward in blocks of 128 x 64, 1 x 4 a head by "
-            "warpgroups; backward in blocks of 128 x 128, 1 x 2 a head");
-  EXPECT_FALSE(MakePlan(ArgsOf({kChannel, 8, 2048, 4, 256, 512}), kWarpgroups).forward_warpgroups);
+            "warpgroups; backward in blocks of 128 x 128, 1 x 2 a head by warpgroups");
+  const DecayAttentionPlan wide = MakePlan(ArgsOf({kChannel, 8, 2048, 4, 256, 512}), kWarpgroups);
+  EXPECT_FALSE(wide.forward_warpgroups || wide.backward_warpgroups);
 }
 
 // A caller can run both routes in one process. Without WGMMA, the plan is that of a device without

@@ -115,7 +115,7 @@ void ExpectTensorCores(kernels::DecayAttentionArgs args) {
     EXPECT_EQ(
         plan.forward_warpgroups,
         device.limits.warpgroups && ((one_factor && args.head_dim_v % 128 == 0) || by_channels));
-    EXPECT_EQ(plan.backward_warpgroups, device.limits.warpgroups && one_factor);
+    EXPECT_EQ(plan.backward_warpgroups, device.limits.warpgroups && (one_factor || by_channels));
     EXPECT_EQ(kernels::cuda::StatesByWarpgroups(args, plan),
               device.limits.warpgroups && one_factor);
     EXPECT_LE(ForwardWorkspaceBytes(args, plan), kernels::cuda::WorkspaceLimit(args));

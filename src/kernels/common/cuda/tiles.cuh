@@ -191,6 +191,19 @@ HL_DEVICE void ScaleAccumulatorColumns(float (&d)[kTiles][4], const float* facto
     d[n][3] *= f1;
   }
 }
+// Multiplies row r of the accumulators by factor[r], for the warp's 16 rows.
+template <int kTiles>
+HL_DEVICE void ScaleAccumulatorRows(float (&d)[kTiles][4], const float* factor) {
+  const int lane = FreshLaneId();
+  const float top = factor[lane / 4], bottom = factor[lane / 4 + 8];
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+    d[n][0] *= top;
+    d[n][1] *= top;
+    d[n][2] *= bottom;
+    d[n][3] *= bottom;
+  }
+}
 
 // ---- stores ----
 

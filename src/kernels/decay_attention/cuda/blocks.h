@@ -72,7 +72,7 @@ constexpr int WarpgroupScanBytes(int k, int v) {
 // Per-channel decays in chunks of 64 tokens, for the wgmma scan. Operands of a chunk and head: q,
 // k; log decays, then decays; the two operands that decay within blocks of 8 tokens; scores; the
 // sums of these blocks; scales of tokens. The scan: stages of queries, keys, scores, v and G; a
-// stage of out. The states of segments: two stages of keys, v, G and its log2.
+// stage of out.
 constexpr int ChannelChunkOperandsSharedBytes(int k) {
   return 4 * kChunk * k * 2 + kChunk * k * 4 + kChunk * kChunk * 2 + kChunk / 8 * k * 4 +
          2 * kChunk * 4;
@@ -80,15 +80,31 @@ constexpr int ChannelChunkOperandsSharedBytes(int k) {
 constexpr int ChannelWarpgroupScanBytes(int k, int v) {
   return kWarpgroupStages * (kChunk * (2 * k + v + kChunk) * 2 + k * 4) + kOutTokens * v * 2;
 }
-constexpr int ChannelChunkStateScanBytes(int k, int v) {
-  return 2 * (kChunk * (k + v) * 2 + 2 * k * 4);
+// The gradients of chunks with per-channel decays: two stages of v, dout and 64 columns of R, and
+// keys and scores, in an arena that other passes reuse; D, and D of tiles in fp32 and transposed;
+// ChunkGradVectors; ChunkOfHead.
+constexpr int ChannelChunkGradArenaBytes(int k) {
+  return 2 * (2 * kChunk + k) * 64 * 2 + kChunk * (k + kChunk) * 2;
 }
-// States by wgmma: stages of x, y and the factors of one direction.
+constexpr int kChunkOfHeadBytes = 184;  // ChunkOfHead
+constexpr int ChannelChunkGradVectorsBytes(int k) {
+  return (2 * kChunk + (3 * (kChunk / kTile) + 1) * k) * 4;
+}
+constexpr int ChannelChunkGradientsSharedBytes(int k) {
+  return ChannelChunkGradArenaBytes(k) + kChunk * kChunk * 2 + 2 * kChunk * kTile * 4 +
+         ChannelChunkGradVectorsBytes(k) + kChunkOfHeadBytes;
+}
+// States by wgmma: stages of x, y and the factors of one direction (of tokens, or G and its log2).
 constexpr int kStateBlock = 64, kStateStages = 4;
 constexpr int kStateBlocksPerSm = 3;                      // as many as fit sm_90's shared memory
 constexpr int kChunkFactorsBytes = (2 * kChunk + 4) * 4;  // ChunkFactors
-constexpr int kWarpgroupStatesBytes =
-    kStateStages * (2 * kChunk * kStateBlock * 2 + (kChunk + 4) * 4) + kBlockIndexBytes;
+constexpr int StateStageFactors(bool per_channel) {
+  return per_channel ? 2 * kStateBlock : kChunk + 4;
+}
+constexpr int WarpgroupStatesBytes(bool per_channel) {
+  return kStateStages * (2 * kChunk * kStateBlock * 2 + StateStageFactors(per_channel) * 4) +
+         kBlockIndexBytes;
+}
 // The wgmma backward, one chunk per block: q, k, v, dout; a state; gradients of scores; tables and
 // sums.
 constexpr int kChunkGradSumsBytes = (8 * kChunk + 4) * 4;  // ChunkGradSums

@@ -154,21 +154,6 @@ HL_DEVICE void ScoreGradients(const ChannelGradShared<Config>& smem,
   }
 }
 
-// Prevents the compiler from moving loads from shared memory up past this point. Loading all rows
-// at once would need more registers than there are.
-HL_DEVICE void KeepLoadsApart() { __syncwarp(); }
-
-HL_DEVICE void LoadRow(float (&row)[kTile], const float* source) {
-#pragma unroll
-  for (int i = 0; i < kTile; i += 4) {
-    const float4 part = *reinterpret_cast<const float4*>(source + i);
-    row[i] = part.x;
-    row[i + 1] = part.y;
-    row[i + 2] = part.z;
-    row[i + 3] = part.w;
-  }
-}
-
 // Computes dq, one channel per thread. Stores a_r + scale q_r P x_r in place of x.
 template <typename Config>
 HL_DEVICE void GradQueries(const ChannelGradShared<Config>& smem, const Rows& rows, int length) {

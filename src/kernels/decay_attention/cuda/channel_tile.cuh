@@ -107,6 +107,21 @@ HL_DEVICE void PairScores(const bf16* q, const bf16* k, const float* decays, con
   }
 }
 
+// Prevents the compiler from moving loads from shared memory up past this point. Loading all rows
+// at once would need more registers than there are.
+HL_DEVICE void KeepLoadsApart() { __syncwarp(); }
+// Loads a row of 16 numbers from shared memory.
+HL_DEVICE void LoadRow(float (&row)[kTile], const float* source) {
+#pragma unroll
+  for (int i = 0; i < kTile; i += 4) {
+    const float4 part = *reinterpret_cast<const float4*>(source + i);
+    row[i] = part.x;
+    row[i + 1] = part.y;
+    row[i + 2] = part.z;
+    row[i + 3] = part.w;
+  }
+}
+
 // Issues the async copies of the log decays for the block's channels; 0 past the tile's end and
 // past the last channel.
 template <int kK, int kThreads, int kRows = kTile>
@@ -323,20 +338,6 @@ HL_DEVICE void VisitStaged(const StagedTile* tiles, const StageNext& stage_next,
     stage_next((step + kTileStages - 1) % kTileStages);
     CpAsyncCommit();
     visit(at, stage);
-  }
-}
-
-// Multiplies row r of the accumulators by factor[r], for the warp's 16 rows.
-template <int kTiles>
-HL_DEVICE void ScaleAccumulatorRows(float (&d)[kTiles][4], const float* factor) {
-  const int lane = FreshLaneId();
-  const float top = factor[lane / 4], bottom = factor[lane / 4 + 8];
-#pragma unroll
-  for (int n = 0; n < kTiles; ++n) {
-    d[n][0] *= top;
-    d[n][1] *= top;
-    d[n][2] *= bottom;
-    d[n][3] *= bottom;
   }
 }
 

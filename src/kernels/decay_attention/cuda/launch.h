@@ -124,19 +124,20 @@ struct ReverseScanParams {
   void* group;  // [blocks, checkpoint_every (times 4 with per-channel decays), kK, kV] bf16
   // The gradients themselves, or fp32 [slices, B, T, H, ..] to be summed over slices and over heads
   // that share an operand. The slices are those of V for dq and dk, those of K for dv, and both for
-  // a decay per token and for key scales. Absent: not wanted. With per-channel decays, only dv is
-  // used.
+  // a decay per token and for key scales. Absent: not wanted. The reverse scan of per-channel
+  // decays writes only dv.
   TensorView dq, dk, dv, dlog_decay, dkey_scale;
   // [slices, num_sequences, H, num_segments], starting at the batch tile's first sequence; slices
   // as for dlog_decay
   float* dlambda;
   // For the wgmma backward, which processes all chunks in parallel: S before and R after each
   // chunk, [chunks of the batch tile, H, slices of K and V, kK, kV] bf16; otherwise null. dlambda
-  // is then [slices, H, all chunks].
+  // is then [slices, H, all chunks(, K with per-channel decays)].
   void *states, *adjoints;
   void* factors;  // ChunkFactors [chunks of the batch tile, H]
-  // Per-channel decays: the operands of the batch tile's tiles, and the products from which the
-  // gradients are computed, [slices of V][num_tiles][ChannelProductElements].
+  // Per-channel decays: the operands of the batch tile's tiles (or chunks, with wgmma), and the
+  // products from which the reverse scan's gradients are computed, [slices of
+  // V][num_tiles][ChannelProductElements].
   const void* operands;
   float* products;
   int64_t num_tiles;
@@ -251,20 +252,21 @@ template <int kK, int kV>
 void LaunchChannelScan(const ChunkScanParams& params, cudaStream_t stream);
 template <int kK>
 void LaunchChannelOperands(const ChannelOperandsParams& params, cudaStream_t stream);
-// Per-channel decays in chunks of 64 tokens: the operands (channel_chunks.h), the states of
-// segments from them, and the scan, which runs on sm_90 only. Requires route.h's CanUseWgmma.
+// Per-channel decays in chunks of 64 tokens: the operands (channel_chunks.h); the scan, which runs
+// on sm_90 only and requires route.h's CanUseWgmma; and the gradients, from the states of chunks.
 template <int kK>
 void LaunchChannelChunkOperands(const ChannelOperandsParams& params, cudaStream_t stream);
 template <int kK, int kV>
-void LaunchChannelChunkStateScan(const StateScanParams& params, cudaStream_t stream);
-template <int kK, int kV>
 void LaunchChannelWarpgroupScan(const ChunkScanParams& params, cudaStream_t stream);
+template <int kK>
+void LaunchChannelChunkGradients(const ReverseScanParams& params, cudaStream_t stream);
 template <int kK>
 void LaunchChannelGradients(const ChannelGradientsParams& params, cudaStream_t stream);
 template <int kK, int kV>
 void LaunchReverseScan(const ReverseScanParams& params, int shared_limit, cudaStream_t stream);
 // States by warpgroups, on sm_90 only: of each segment, or before and after each chunk. Both
-// require the factors. Requires route.h's CanUseWgmmaBackward.
+// require the factors or, with per-channel decays, the operands of chunks. Requires route.h's
+// CanUseWgmmaBackward.
 void LaunchChunkFactors(const ChunkFactorsParams& params, cudaStream_t stream);
 void LaunchSegmentStates(const StateScanParams& params, cudaStream_t stream);
 // A backward that computes all states and then the gradients, on sm_90 only. Requires route.h's

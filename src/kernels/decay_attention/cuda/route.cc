@@ -110,12 +110,13 @@ int BackwardSharedBytes(DecayKind kind, const DecayBlock& block) {
 
 bool CanUseWgmmaBackward(const DecayAttentionArgs& args, const DecayBlock& block) {
   const int k = args.head_dim_k, v = args.head_dim_v;
-  return HasScan(args) && !IsPerChannel(args.decay_kind) && args.norm_kind == NormKind::kNone &&
-         args.batch > 0 && args.seq_len > 0 &&  // a tensor map needs at least one row
-         block.k > 0 && k % block.k == 0 && v % block.v == 0 &&
-         IsMatrixOfRows(args.q, args.batch, args.num_q_heads, k) &&
-         IsMatrixOfRows(args.k, args.batch, args.num_k_heads, k) &&
-         IsMatrixOfRows(args.v, args.batch, args.num_v_heads, v);
+  const bool fits = HasScan(args) && args.norm_kind == NormKind::kNone && args.batch > 0 &&
+                    args.seq_len > 0 &&  // a tensor map needs at least one row
+                    block.k > 0 && k % block.k == 0 && v % block.v == 0 &&
+                    IsMatrixOfRows(args.v, args.batch, args.num_v_heads, v);
+  if (IsPerChannel(args.decay_kind)) return fits && k == block.k;
+  return fits && IsMatrixOfRows(args.q, args.batch, args.num_q_heads, k) &&
+         IsMatrixOfRows(args.k, args.batch, args.num_k_heads, k);
 }
 bool CanUseWgmmaBackward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan) {
   const DecayAttentionArgs& args = grads.forward;
@@ -129,13 +130,8 @@ bool CanReadByRows(const DecayAttentionArgs& args, const TensorView& dout) {
   return IsMatrixOfRows(dout, args.batch, args.num_heads, args.head_dim_v);
 }
 bool CanUseWgmma(const DecayAttentionArgs& args, const DecayBlock& block) {
-  if (IsPerChannel(args.decay_kind)) {
-    return HasScan(args) && args.norm_kind == NormKind::kNone && args.batch > 0 &&
-           args.seq_len > 0 && block.k > 0 && args.head_dim_k == block.k &&
-           args.head_dim_v % block.v == 0 &&
-           IsMatrixOfRows(args.v, args.batch, args.num_v_heads, args.head_dim_v);
-  }
-  return decay::HasFastWarpgroupScan(block.k, block.v) && CanUseWgmmaBackward(args, block);
+  return (IsPerChannel(args.decay_kind) || decay::HasFastWarpgroupScan(block.k, block.v)) &&
+         CanUseWgmmaBackward(args, block);
 }
 
 DecayBlock ReverseScanBlock(const DecayAttentionPlan& plan) {

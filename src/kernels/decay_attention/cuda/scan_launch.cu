@@ -27,30 +27,30 @@ struct Instance {
   void (*channel_scan)(const decay::ChunkScanParams&, cudaStream_t);
   // per-channel decays in chunks
   void (*chunk_operands)(const decay::ChannelOperandsParams&, cudaStream_t);
-  void (*chunk_state_scan)(const decay::StateScanParams&, cudaStream_t);
   void (*channel_warpgroup_scan)(const decay::ChunkScanParams&, cudaStream_t);
   void (*reverse_scan)(const decay::ReverseScanParams&, int shared_limit, cudaStream_t);
   void (*warpgroup_gradients)(const decay::ReverseScanParams&, cudaStream_t);
   void (*channel_reverse_scan)(const decay::ReverseScanParams&, cudaStream_t);
+  void (*channel_chunk_gradients)(const decay::ReverseScanParams&, cudaStream_t);
   void (*channel_gradients)(const decay::ChannelGradientsParams&, cudaStream_t);
   void (*state_scan)(const decay::StateScanParams&, cudaStream_t);
   void (*channel_state_scan)(const decay::StateScanParams&, cudaStream_t);
 };
-#define HL_DECAY_INSTANCE(K, V)              \
-  {K,                                        \
-   V,                                        \
-   decay::LaunchChunkScan<K, V>,             \
-   WarpgroupScanOf<K, V>(),                  \
-   decay::LaunchChannelOperands<K>,          \
-   decay::LaunchChannelScan<K, V>,           \
-   decay::LaunchChannelChunkOperands<K>,     \
-   decay::LaunchChannelChunkStateScan<K, V>, \
-   decay::LaunchChannelWarpgroupScan<K, V>,  \
-   decay::LaunchReverseScan<K, V>,           \
-   decay::LaunchWarpgroupGradients<K, V>,    \
-   decay::LaunchChannelReverseScan<K, V>,    \
-   decay::LaunchChannelGradients<K>,         \
-   decay::LaunchStateScan<K, V>,             \
+#define HL_DECAY_INSTANCE(K, V)             \
+  {K,                                       \
+   V,                                       \
+   decay::LaunchChunkScan<K, V>,            \
+   WarpgroupScanOf<K, V>(),                 \
+   decay::LaunchChannelOperands<K>,         \
+   decay::LaunchChannelScan<K, V>,          \
+   decay::LaunchChannelChunkOperands<K>,    \
+   decay::LaunchChannelWarpgroupScan<K, V>, \
+   decay::LaunchReverseScan<K, V>,          \
+   decay::LaunchWarpgroupGradients<K, V>,   \
+   decay::LaunchChannelReverseScan<K, V>,   \
+   decay::LaunchChannelChunkGradients<K>,   \
+   decay::LaunchChannelGradients<K>,        \
+   decay::LaunchStateScan<K, V>,            \
    decay::LaunchChannelStateScan<K, V>},
 constexpr Instance kInstances[] = {
 #include "kernels/decay_attention/cuda/instances/instances.inc"
@@ -104,14 +104,12 @@ int SharedMemoryLimit() {
 // ---- segments ----
 
 void LaunchStates(const Scan& scan, const decay::StateScanParams& own, cudaStream_t stream) {
-  if (scan.state_warpgroups) {
+  if (scan.state_warpgroups || scan.by_chunks()) {
     decay::LaunchSegmentStates(own, stream);
     return;
   }
   const Instance& instance = FindInstance(scan.block);
-  (scan.by_chunks()     ? instance.chunk_state_scan
-   : scan.per_channel() ? instance.channel_state_scan
-                        : instance.state_scan)(own, stream);
+  (scan.per_channel() ? instance.channel_state_scan : instance.state_scan)(own, stream);
 }
 decay::StateScanParams MakeStateScanParams(const Scan& scan, const SegmentLayout& layout,
                                            const TensorView* dout) {
@@ -362,12 +360,14 @@ GradientOutputs MakeGradientOutputs(const DecayAttentionGradArgs& grads,
 void RunBackward(const Scan& given, const DecayAttentionGradArgs& grads,
                  const BackwardLayout& layout, const GradientOutputs& outputs,
                  cudaStream_t stream) {
-  Scan scan = given.ByTiles();
+  Scan scan = given;
+  if (scan.per_channel()) scan.warpgroups = scan.backward_warpgroups;
   scan.operands = At<char>(scan.args.workspace, layout.operands);
   // grads.forward has all rows of the batch, scan.args those of a batch tile.
   if (!CanReadByRows(grads.forward, grads.dout)) scan.state_warpgroups = false;
   MakeOperands(scan, stream);
-  if (scan.backward_warpgroups || (scan.state_warpgroups && scan.num_segments > 1))
+  if (!scan.per_channel() &&
+      (scan.backward_warpgroups || (scan.state_warpgroups && scan.num_segments > 1)))
     MakeFactors(scan, layout.segments, stream);
   const Instance& instance = FindInstance(scan.block);
   decay::ReverseScanParams params;
@@ -396,7 +396,8 @@ void RunBackward(const Scan& given, const DecayAttentionGradArgs& grads,
       SegmentStates(scan, layout.segments, &grads.dout, grads.dfinal_state, stream);
   if (scan.backward_warpgroups) {
     decay::LaunchChunkStates(params, stream);
-    instance.warpgroup_gradients(params, stream);
+    (scan.per_channel() ? instance.channel_chunk_gradients : instance.warpgroup_gradients)(params,
+                                                                                           stream);
   } else if (scan.per_channel()) {
     instance.channel_reverse_scan(params, stream);
     if (params.num_tiles == 0) return;

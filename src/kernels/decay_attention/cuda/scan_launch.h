@@ -42,7 +42,7 @@ struct Scan {
   bool per_channel() const { return IsPerChannel(args.decay_kind); }
   // Per-channel decays: whether the operands are those of chunks (channel_chunks.h), not of tiles.
   bool by_chunks() const { return per_channel() && warpgroups; }
-  // The same scan with operands of tiles, which the backward and the summaries of segments use.
+  // The same scan with operands of tiles, which the summaries of segments use.
   Scan ByTiles() const {
     Scan scan = *this;
     if (per_channel()) scan.warpgroups = false;

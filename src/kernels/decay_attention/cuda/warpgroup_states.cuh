@@ -2,32 +2,43 @@
 //
 //   S' = transition S + (c outgoing k)^T v,    R' = transition R + (incoming q)^T dout
 //
+// With per-channel decays, the operands are the keys and queries of channel_chunks.h, and the
+// transition of row c of a state is G_c.
+//
 // The kernel has two uses:
 //   - For the gradients of all chunks (warpgroup_gradients.cuh), it stores S before each chunk,
 //     scanned from the checkpoint at a segment's start, and R = dL/d(state) after each chunk,
 //     scanned from the segment's end. One launch has the blocks of both directions.
 //   - For segments (segment.cuh, step 1), it scans one direction from zero and stores only the end.
 //
-// A first kernel computes the decay factors of all chunks in parallel. Each block owns 64 x 64 of a
-// state in one direction. One thread loads the chunks by bulk copies into four stages, and the four
-// other warps do one product per chunk. Blocks are this small so that there are enough of them.
+// A first kernel computes the decay factors, or the operands, of all chunks in parallel. Each block
+// owns 64 x 64 of a state in one direction. One thread loads the chunks by bulk copies into four
+// stages, and the four other warps do one product per chunk. Blocks are this small so that there
+// are enough of them.
 //
 // Shared memory in KiB, C = 64:
-//   | 4 x x [C, 64] 32 | 4 x y [C, 64] 32 | 4 x factors 1.1 | block_index | = kSmemBytes
+//   | 4 x x [C, 64] 32 | 4 x y [C, 64] 32 | 4 x factors 1.1 (per channel 2) | block_index |
 #pragma once
 
+#include "kernels/decay_attention/cuda/channel_chunks.h"
 #include "kernels/decay_attention/cuda/chunk_states_layout.cuh"
 #include "kernels/decay_attention/cuda/token_head.cuh"
 #include "kernels/decay_attention/cuda/warpgroup_tiles.cuh"
 
 namespace halflife::kernels::decay {
 
+template <bool kPerChannel_>
 struct WarpgroupStatesConfig {
+  static constexpr bool kPerChannel = kPerChannel_;
   static constexpr int kStages = kStateStages;
   static constexpr int kProductWarps = kStateBlock / 16;
   static constexpr int kThreads = 32 * kProductWarps + 32;  // with the warp that loads
   static constexpr int kMinBlocksPerSm = kStateBlocksPerSm;
-  static constexpr int kSmemBytes = kWarpgroupStatesBytes;
+  // The factors of one direction as they are staged. Per channel: G and its log2. Otherwise, in
+  // reverse ChunkFactors::incoming and through, forward through and outgoing_scaled, which are
+  // adjacent.
+  static constexpr int kStageFactors = StateStageFactors(kPerChannel);
+  static constexpr int kSmemBytes = WarpgroupStatesBytes(kPerChannel);
 };
 
 // ---- factors: one warp per chunk and head ----
@@ -59,7 +70,7 @@ __global__ void __launch_bounds__(32 * kRowWarps)
 
 // ---- states ----
 
-// The operands of one direction: k and v, or q and dout.
+// The operands of one direction: k (or keys) and v, or q (or queries) and dout.
 struct StateMaps {
   RowsMap x, y;
 };
@@ -67,8 +78,9 @@ struct WarpgroupStatesParams {
   DecayAttentionGradArgs grads;  // a forward uses only grads.forward
   SegmentShape shape;            // with the slices of the stored states
   int checkpoint_every;
-  const void* factors;
-  unsigned num_forward;  // the number of blocks that scan forward; the others scan in reverse
+  const void* factors;     // one decay factor per token
+  ChannelChunks channels;  // per-channel decays
+  unsigned num_forward;    // the number of blocks that scan forward; the others scan in reverse
   // For gradients: as in ReverseScanParams. Null for segments.
   void *states, *adjoints;
   const float* segment_states;
@@ -84,19 +96,25 @@ struct WarpgroupStatesShared {
   uint64_t *full, *empty;   // [kStages]: a chunk has arrived; the product with it is complete
 };
 
-// The factors of one direction as they are staged: in reverse ChunkFactors::incoming and through,
-// forward through and outgoing_scaled, which are adjacent.
-constexpr int kStageFactors = kChunk + static_cast<int>(sizeof(ThroughFactors) / sizeof(float));
-constexpr int kStageFactorsBytes = kStageFactors * 4;
+// A chunk's staged factors (WarpgroupStatesConfig::kStageFactors).
+template <bool kPerChannel>
 struct StagedFactors {
-  const float* tokens;  // [kChunk]
-  const ThroughFactors* through;
+  const float* staged;
+  bool reverse;
+
+  HL_DEVICE const float* tokens() const {
+    constexpr int kThrough = sizeof(ThroughFactors) / sizeof(float);
+    return staged + (reverse ? 0 : kThrough);
+  }
+  HL_DEVICE const ThroughFactors& through() const {
+    return *reinterpret_cast<const ThroughFactors*>(staged + (reverse ? kChunk : 0));
+  }
+  // Per channel: of the channel with this thread's number within the block.
+  HL_DEVICE float log2_transition() const {
+    if constexpr (kPerChannel) return staged[kStateBlock + threadIdx.x % kStateBlock];
+    return through().log2_transition;
+  }
 };
-HL_DEVICE StagedFactors FactorsOf(const float* staged, bool reverse) {
-  constexpr int kThrough = kStageFactors - kChunk;
-  return {staged + (reverse ? 0 : kThrough),
-          reinterpret_cast<const ThroughFactors*>(staged + (reverse ? kChunk : 0))};
-}
 
 // The chunks of a block in the order of its scan.
 struct StateWalk {
@@ -118,10 +136,11 @@ HL_DEVICE StateWalk WalkOf(const WarpgroupStatesParams& params, const BlockIndex
 #if HL_HAS_WGMMA
 
 // Issues the bulk copies of all chunks, by one thread.
+template <typename Config>
 HL_DEVICE void LoadStateChunks(const WarpgroupStatesShared& smem,
                                const WarpgroupStatesParams& params, const StateMaps& maps,
                                const StateWalk& walk) {
-  constexpr int kStages = WarpgroupStatesConfig::kStages;
+  constexpr int kStages = Config::kStages;
   constexpr int kTileElements = kChunk * kStateBlock;
   const DecayAttentionArgs& args = params.grads.forward;
   const BlockIndex& block_index = *smem.block_index;
@@ -132,22 +151,33 @@ HL_DEVICE void LoadStateChunks(const WarpgroupStatesShared& smem,
       SharedHead(head, walk.reverse ? args.num_q_heads : args.num_k_heads, args.num_heads);
   const int y_head =
       SharedHead(head, walk.reverse ? args.num_heads : args.num_v_heads, args.num_heads);
-  const int x_column = static_cast<int>(x_head * x.stride_h) + block_index.key_slice * kStateBlock;
+  const int channel = block_index.key_slice * kStateBlock;
+  const int x_column =
+      Config::kPerChannel ? channel : static_cast<int>(x_head * x.stride_h) + channel;
   const int y_column = static_cast<int>(y_head * y.stride_h) + block_index.slice * kStateBlock;
-  const char* const factors =
-      static_cast<const char*>(params.factors) + (walk.reverse ? 0 : kForwardFactors);
 #pragma unroll 1
   for (int i = 0; i < walk.num_products; ++i) {
     const int index = walk.chunk(i), stage = i % kStages;
     const ChunkEntry chunk = args.chunks[index];
+    const int64_t slot = FactorsSlot(params, head, index);
     if (i >= kStages) MbarrierWait(smem.empty + stage, static_cast<uint32_t>(i / kStages - 1) & 1);
     uint64_t* const full = smem.full + stage;
-    MbarrierArriveExpectTx(full, 2 * 2 * kTileElements + kStageFactorsBytes);
-    TmaLoad2d(smem.x + stage * kTileElements, &maps.x.map, full, x_column, MapRow(maps.x, chunk));
+    float* const factors = smem.factors + stage * Config::kStageFactors;
+    MbarrierArriveExpectTx(full, 2 * 2 * kTileElements + Config::kStageFactors * 4);
+    TmaLoad2d(smem.x + stage * kTileElements, &maps.x.map, full, x_column,
+              Config::kPerChannel ? static_cast<int>(slot) * kChunk : MapRow(maps.x, chunk));
     TmaLoad2d(smem.y + stage * kTileElements, &maps.y.map, full, y_column, MapRow(maps.y, chunk));
-    BulkLoad(smem.factors + stage * kStageFactors,
-             factors + FactorsSlot(params, head, index) * kChunkFactorsBytes, kStageFactorsBytes,
-             full);
+    if constexpr (Config::kPerChannel) {
+      const int64_t first = slot * args.head_dim_k + channel;
+      BulkLoad(factors, params.channels.transition + first, kStateBlock * 4, full);
+      BulkLoad(factors + kStateBlock, params.channels.log2_transition + first, kStateBlock * 4,
+               full);
+    } else {
+      BulkLoad(factors,
+               static_cast<const char*>(params.factors) + slot * kChunkFactorsBytes +
+                   (walk.reverse ? 0 : kForwardFactors),
+               Config::kStageFactors * 4, full);
+    }
   }
 }
 
@@ -190,7 +220,7 @@ HL_DEVICE void StoreChunkState(bf16* block, int stride, const float (&state)[kSt
 
 // Clears the rows after a short chunk's end, which belong to other documents.
 HL_DEVICE void ClearStateRows(bf16* x, bf16* y, int length) {
-  constexpr int kThreads = 32 * WarpgroupStatesConfig::kProductWarps;
+  constexpr int kThreads = 32 * WarpgroupStatesConfig<false>::kProductWarps;
   const int thread = static_cast<int>(threadIdx.x);
   ClearRows(x, kStateBlock, length, thread, kThreads);
   ClearRows(y, kStateBlock, length, thread, kThreads);
@@ -198,17 +228,22 @@ HL_DEVICE void ClearStateRows(bf16* x, bf16* y, int length) {
   NamedBarrierSync<1>(kThreads);
 }
 
-// state = transition state + x^T diag(tokens) y.
+// state = transition state + x^T diag(tokens) y; per channel: diag(G) state + x^T y.
+template <bool kPerChannel>
 HL_DEVICE void AdvanceBlock(float (&state)[kStateBlock / 8][4], const bf16* x, const bf16* y,
-                            const StagedFactors& factors) {
+                            const StagedFactors<kPerChannel>& factors) {
   const int columns = ColumnsFirst<kStateBlock>(FreshLaneId());
   uint32_t a[kChunk / 16][4];
 #pragma unroll
   for (int j = 0; j < kChunk / 16; ++j) {
     LoadFragment<kStateBlock, true>(a[j], x, columns, 16 * j, WarpId() * 16);
-    ScaleColumns(a[j], factors.tokens, 16 * j);
+    if constexpr (!kPerChannel) ScaleColumns(a[j], factors.tokens(), 16 * j);
   }
-  Scale(state, factors.through->transition);
+  if constexpr (kPerChannel) {
+    ScaleAccumulatorRows(state, factors.staged + WarpId() * 16);
+  } else {
+    Scale(state, factors.through().transition);
+  }
   FenceRegisters(TileOf(state));
   FenceOperands(a);
   WgmmaFence();
@@ -222,6 +257,7 @@ HL_DEVICE void AdvanceBlock(float (&state)[kStateBlock / 8][4], const bf16* x, c
 }
 
 // Stores what the scan of a block ends with.
+template <bool kPerChannel>
 HL_DEVICE void StoreEnd(float (&state)[kStateBlock / 8][4], float log2_transition,
                         const WarpgroupStatesParams& params, const BlockIndex& block_index,
                         const StateWalk& walk, const StateRows& rows) {
@@ -229,9 +265,13 @@ HL_DEVICE void StoreEnd(float (&state)[kStateBlock / 8][4], float log2_transitio
       int64_t{1} * params.grads.forward.head_dim_k * params.grads.forward.head_dim_v;
   if (params.ends != nullptr) {
     StoreState<false>(state, params.ends + block_index.piece * elements, rows);
-    if (threadIdx.x == 0 && block_index.slice == 0 && block_index.key_slice == 0 &&
+    constexpr int kTransitions = kPerChannel ? kStateBlock : 1;  // those of a slice of K
+    const int first = block_index.key_slice * kStateBlock, thread = static_cast<int>(threadIdx.x);
+    if (thread < kTransitions && block_index.slice == 0 && (kPerChannel || first == 0) &&
         params.log_transition != nullptr)
-      params.log_transition[block_index.piece] = log2_transition * params.transition_unit;
+      params.log_transition[kPerChannel ? block_index.piece * rows.rows + first + thread
+                                        : block_index.piece] =
+          log2_transition * params.transition_unit;
   } else if (walk.reverse && params.grads.dinitial_state != nullptr && block_index.starts) {
     StoreState<false>(
         state, static_cast<float*>(params.grads.dinitial_state) + block_index.state * elements,
@@ -248,9 +288,10 @@ HL_DEVICE void ClearRarely(float (&state)[kStateBlock / 8][4], bool clears) {
 }
 
 // The scan of the four warps that do the products.
+template <typename Config>
 HL_DEVICE void ScanStates(const WarpgroupStatesShared& smem, const WarpgroupStatesParams& params,
                           const StateWalk& walk) {
-  constexpr int kStages = WarpgroupStatesConfig::kStages;
+  constexpr int kStages = Config::kStages;
   constexpr int kTileElements = kChunk * kStateBlock;
   const DecayAttentionArgs& args = params.grads.forward;
   const BlockIndex& block_index = *smem.block_index;
@@ -285,8 +326,9 @@ HL_DEVICE void ScanStates(const WarpgroupStatesShared& smem, const WarpgroupStat
     bf16* const y = smem.y + stage * kTileElements;
     MbarrierWait(smem.full + stage, static_cast<uint32_t>(i / kStages) & 1);
     if (chunk.length < kChunk) ClearStateRows(x, y, chunk.length);
-    const StagedFactors factors = FactorsOf(smem.factors + stage * kStageFactors, walk.reverse);
-    const float log2_chunk = factors.through->log2_transition;
+    const StagedFactors<Config::kPerChannel> factors = {
+        smem.factors + stage * Config::kStageFactors, walk.reverse};
+    const float log2_chunk = factors.log2_transition();
     log2_transition = walk.reverse ? ExtendTransition<true>(log2_transition, log2_chunk, resets)
                                    : ExtendTransition<false>(log2_transition, log2_chunk, resets);
     AdvanceBlock(state, x, y, factors);
@@ -294,19 +336,18 @@ HL_DEVICE void ScanStates(const WarpgroupStatesShared& smem, const WarpgroupStat
     if (LaneId() == 0) MbarrierArrive(smem.empty + stage);
   }
   ClearRarely(state, walk.reverse && passed_start);
-  StoreEnd(state, log2_transition, params, block_index, walk, rows());
+  StoreEnd<Config::kPerChannel>(state, log2_transition, params, block_index, walk, rows());
 }
 
 #endif  // HL_HAS_WGMMA
 
 // The body is empty for other architectures; see WarpgroupScanKernel.
-__global__ void __launch_bounds__(WarpgroupStatesConfig::kThreads,
-                                  WarpgroupStatesConfig::kMinBlocksPerSm)
+template <typename Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     WarpgroupStatesKernel([[maybe_unused]] HL_GRID_CONSTANT const WarpgroupStatesParams params,
                           [[maybe_unused]] HL_GRID_CONSTANT const StateMaps forward_maps,
                           [[maybe_unused]] HL_GRID_CONSTANT const StateMaps reverse_maps) {
 #if HL_HAS_WGMMA
-  using Config = WarpgroupStatesConfig;
   HL_DYNAMIC_SMEM(raw);
   HL_SHARED(full, uint64_t[Config::kStages]);
   HL_SHARED(empty, uint64_t[Config::kStages]);
@@ -314,7 +355,7 @@ __global__ void __launch_bounds__(WarpgroupStatesConfig::kThreads,
   WarpgroupStatesShared smem;
   smem.x = carver.Take<bf16, 1024>(Config::kStages * kChunk * kStateBlock);
   smem.y = carver.Take<bf16, 1024>(Config::kStages * kChunk * kStateBlock);
-  smem.factors = carver.Take<float>(Config::kStages * kStageFactors);
+  smem.factors = carver.Take<float>(Config::kStages * Config::kStageFactors);
   smem.block_index = carver.Take<BlockIndex>(1);
   smem.full = full;
   smem.empty = empty;
@@ -333,9 +374,9 @@ __global__ void __launch_bounds__(WarpgroupStatesConfig::kThreads,
   __syncthreads();
   const StateWalk walk = WalkOf(params, *smem.block_index, reverse);
   if (WarpId() < Config::kProductWarps) {
-    ScanStates(smem, params, walk);
+    ScanStates<Config>(smem, params, walk);
   } else if (LaneId() == 0) {
-    LoadStateChunks(smem, params, reverse ? reverse_maps : forward_maps, walk);
+    LoadStateChunks<Config>(smem, params, reverse ? reverse_maps : forward_maps, walk);
   }
 #else
   __trap();
@@ -347,6 +388,18 @@ inline StateMaps MapsOfStates(const WarpgroupStatesParams& params, bool reverse)
   const auto map = [&](const TensorView& view, int heads, int dim, const char* name) {
     return MapOfRows(view, args, params.shape, heads, dim, name);
   };
+  if (IsPerChannel(args.decay_kind)) {
+    const int64_t chunk_heads =
+        MaxStatesInBatchTile(args, params.shape.num_sequences, /*num_parts=*/1);
+    const auto tiles = [&](const void* data, const char* name) {
+      return RowsMap{MapOfTiles(data, chunk_heads, kChunk, args.head_dim_k, name), 0};
+    };
+    if (reverse)
+      return {tiles(params.channels.queries, "queries of chunks"),
+              map(params.grads.dout, args.num_heads, args.head_dim_v, "dout")};
+    return {tiles(params.channels.keys, "keys of chunks"),
+            map(args.v, args.num_v_heads, args.head_dim_v, "v")};
+  }
   if (reverse)
     return {map(args.q, args.num_q_heads, args.head_dim_k, "q"),
             map(params.grads.dout, args.num_heads, args.head_dim_v, "dout")};

@@ -128,10 +128,13 @@ void AddScanBackward(const DecayAttentionArgs& args, const DecayAttentionPlan& p
   };
   const size_t pieces = Pieces(args, batch_tile.num_sequences, plan.backward_segments);
   layout.segments = AddSegments(args, batch_tile.num_sequences, plan.backward_segments, regions);
-  if (plan.backward_warpgroups || (StatesByWarpgroups(args, plan) && plan.backward_segments > 1))
+  if (StatesByWarpgroups(args, plan) && (plan.backward_warpgroups || plan.backward_segments > 1))
     AddFactors(args, batch_tile.num_sequences, layout.segments, regions);
-  layout.operands = regions.Add(OperandBytes(args, batch_tile, plan.backward));
-  layout.products = regions.Add(ProductBytes(args, batch_tile, plan.backward));
+  layout.operands =
+      regions.Add(plan.backward_warpgroups ? ChunkOperandBytes(args, batch_tile)
+                                           : OperandBytes(args, batch_tile, plan.backward));
+  layout.products =
+      regions.Add(plan.backward_warpgroups ? 0 : ProductBytes(args, batch_tile, plan.backward));
   const size_t state = size_t{1} * plan.backward.k * plan.backward.v * kHalf;
   if (plan.backward_warpgroups) {
     const size_t states =
@@ -199,9 +202,10 @@ int SimtSlices(const DecayAttentionArgs& args, SimtMode mode) {
 namespace halflife::kernels::cuda {
 
 DecaySums DecaySumsOf(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
+  if (plan.backward_warpgroups)
+    return {1, args.num_chunks, IsPerChannel(args.decay_kind) ? args.head_dim_k : 1};
   if (IsPerChannel(args.decay_kind))
     return {1, args.num_chunks * (decay::kChunk / decay::kTile), args.head_dim_k};
-  if (plan.backward_warpgroups) return {1, args.num_chunks, 1};
   return {args.num_sequences, std::max(plan.backward_segments, 1), 1};
 }
 int NumMeanPieces(const DecayAttentionArgs& args) {

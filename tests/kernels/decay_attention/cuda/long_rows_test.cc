@@ -84,7 +84,7 @@ void ExpectWithinRoundings(const ProblemShape& shape) {
   if (IsPerChannel(shape.kind)) {
     ASSERT_EQ(problem.Plan().forward_warpgroups, shape.warpgroups);
   }
-  ASSERT_EQ(problem.Plan().backward_warpgroups, shape.warpgroups && !IsPerChannel(shape.kind));
+  ASSERT_EQ(problem.Plan().backward_warpgroups, shape.warpgroups);
   problem.Forward(/*with_checkpoints=*/true);
   problem.Backward();
   for (const auto& [name, error] : problem.Compare(/*backward=*/true).errors) {

@@ -273,7 +273,6 @@ TEST(CudaWarpgroupGradients, TakeWhatFillsItsBlocks) {
   EXPECT_FALSE(takes({.dim_k = 96, .dim_v = 128}));
   EXPECT_FALSE(takes({.dim_v = 200}));
   EXPECT_FALSE(takes({.dim_v = 128, .norm = true}));
-  EXPECT_FALSE(takes({.dim_v = 128, .kind = DecayKind::kPerTokenChannel}));
   EXPECT_FALSE(takes({.dim_v = 128, .odd_strides = true}));
 }
 

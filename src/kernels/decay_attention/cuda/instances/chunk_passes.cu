@@ -1,7 +1,7 @@
 // The kernels around the scans of bf16 heads: states of segments, and the operands and gradients of
 // per-channel decays. All but the states of segments process chunks or tiles independently.
+#include "kernels/decay_attention/cuda/channel_chunk_gradients.cuh"
 #include "kernels/decay_attention/cuda/channel_chunk_operands.cuh"
-#include "kernels/decay_attention/cuda/channel_chunk_states.cuh"
 #include "kernels/decay_attention/cuda/channel_gradients.cuh"
 #include "kernels/decay_attention/cuda/channel_operands.cuh"
 #include "kernels/decay_attention/cuda/segment.cuh"
@@ -12,13 +12,14 @@ template void LaunchChannelOperands<64>(const ChannelOperandsParams&, cudaStream
 template void LaunchChannelOperands<128>(const ChannelOperandsParams&, cudaStream_t);
 template void LaunchChannelChunkOperands<64>(const ChannelOperandsParams&, cudaStream_t);
 template void LaunchChannelChunkOperands<128>(const ChannelOperandsParams&, cudaStream_t);
+template void LaunchChannelChunkGradients<64>(const ReverseScanParams&, cudaStream_t);
+template void LaunchChannelChunkGradients<128>(const ReverseScanParams&, cudaStream_t);
 template void LaunchChannelGradients<64>(const ChannelGradientsParams&, cudaStream_t);
 template void LaunchChannelGradients<128>(const ChannelGradientsParams&, cudaStream_t);
 
-#define HL_DECAY_INSTANCE(K, V)                                                     \
-  template void LaunchStateScan<K, V>(const StateScanParams&, cudaStream_t);        \
-  template void LaunchChannelStateScan<K, V>(const StateScanParams&, cudaStream_t); \
-  template void LaunchChannelChunkStateScan<K, V>(const StateScanParams&, cudaStream_t);
+#define HL_DECAY_INSTANCE(K, V)                                              \
+  template void LaunchStateScan<K, V>(const StateScanParams&, cudaStream_t); \
+  template void LaunchChannelStateScan<K, V>(const StateScanParams&, cudaStream_t);
 #include "kernels/decay_attention/cuda/instances/instances.inc"
 
 }  // namespace halflife::kernels::decay

@@ -1,4 +1,4 @@
-// The wgmma kernel for the states of chunks and of segments, and the factors that it reads.
+// The wgmma kernels for the states of chunks and of segments, and the factors that it reads.
 #include "kernels/decay_attention/cuda/warpgroup_states.cuh"
 
 namespace halflife::kernels::decay {
@@ -10,10 +10,24 @@ unsigned NumStateBlocks(const DecayAttentionArgs& args, const SegmentShape& shap
 void LaunchWarpgroupStates(const WarpgroupStatesParams& params, unsigned blocks, const char* name,
                            cudaStream_t stream) {
   const bool forward = params.num_forward > 0, reverse = blocks > params.num_forward;
-  Launch({blocks, WarpgroupStatesConfig::kThreads, WarpgroupStatesConfig::kSmemBytes, name}, stream,
-         WarpgroupStatesKernel, params,
-         forward ? MapsOfStates(params, /*reverse=*/false) : StateMaps{},
-         reverse ? MapsOfStates(params, /*reverse=*/true) : StateMaps{});
+  const StateMaps forward_maps = forward ? MapsOfStates(params, /*reverse=*/false) : StateMaps{};
+  const StateMaps reverse_maps = reverse ? MapsOfStates(params, /*reverse=*/true) : StateMaps{};
+  const auto launch = [&](auto config, auto kernel) {
+    Launch({blocks, config.kThreads, config.kSmemBytes, name}, stream, kernel, params, forward_maps,
+           reverse_maps);
+  };
+  using Tokens = WarpgroupStatesConfig<false>;
+  using Channels = WarpgroupStatesConfig<true>;
+  if (IsPerChannel(params.grads.forward.decay_kind)) {
+    launch(Channels{}, WarpgroupStatesKernel<Channels>);
+  } else {
+    launch(Tokens{}, WarpgroupStatesKernel<Tokens>);
+  }
+}
+// The operands of chunks, with per-channel decays.
+ChannelChunks OperandsOf(const DecayAttentionArgs& args, const SegmentShape& shape,
+                         const void* operands) {
+  return IsPerChannel(args.decay_kind) ? ChannelChunksOf(args, shape, operands) : ChannelChunks{};
 }
 
 }  // namespace
@@ -34,6 +48,7 @@ void LaunchChunkStates(const ReverseScanParams& params, cudaStream_t stream) {
   own.shape = params.shape;
   own.checkpoint_every = params.checkpoint_every;
   own.factors = params.factors;
+  own.channels = OperandsOf(params.grads.forward, params.shape, params.operands);
   own.num_forward = one_way;
   own.states = params.states;
   own.adjoints = params.adjoints;
@@ -49,6 +64,7 @@ void LaunchSegmentStates(const StateScanParams& params, cudaStream_t stream) {
   own.shape = params.shape;
   own.checkpoint_every = params.checkpoint_every;
   own.factors = params.factors;
+  own.channels = OperandsOf(params.args, params.shape, params.operands);
   own.num_forward = params.reverse ? 0 : blocks;
   own.ends = params.states;
   own.log_transition = params.log_transition;
