@@ -131,6 +131,7 @@ const Words kOfText = kPrepare + Words{"--input", "i"};
 const Words kOfTask = kPrepare + Words{"--synthetic", "mqar"};
 const Words kOfAnswers = kOfText + Words{"--labels", "answers"};
 const Words kOfMessages = kOfText + Words{"--labels", "messages"};
+const Words kOfPreferences = kOfText + Words{"--labels", "preferences"};
 const Words kOfClasses = kOfText + Words{"--labels", "classes"};
 
 std::vector<OptionsOfMode> OptionsOfEval() {
@@ -205,7 +206,7 @@ std::vector<OptionsOfMode> OptionsOfPrepare() {
        kOfText},
       {kOfText,
        {"--row-len", "--too-long", "--test-input"},
-       "without --labels. Use --labels classes|answers|messages with it.",
+       "without --labels. Use --labels classes|answers|messages|preferences with it.",
        kOfAnswers},
       {kOfText,
        {"--label-field", "--classes"},
@@ -231,6 +232,10 @@ std::vector<OptionsOfMode> OptionsOfPrepare() {
        {"--messages-field", "--template"},
        "with --labels answers. Use --labels messages.",
        kOfMessages},
+      {kOfMessages,
+       {"--chosen-field", "--rejected-field"},
+       "with --labels messages. Use --labels preferences.",
+       kOfPreferences},
       {kOfAnswers, {"--field"}, "with --labels answers. Use --labels classes.", kOfClasses},
       {kOfClasses,
        {"--vocab"},
