@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Fails if a CUDA kernel spills, has a stack frame, or takes more registers than its budget.
+"""Fails if a CUDA kernel spills, has a stack frame, or takes more registers than its budget, or if ptxas ran its products
+of warpgroups one after another or ignored its setmaxnreg.
 
 Reads the output of nvcc with -Xptxas -v, from files or standard input:
 
@@ -24,6 +25,7 @@ ENTRY = re.compile(r"Compiling entry function '(\S+)' for '(sm_\w+)'")
 FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 USED = re.compile(r"Used (\d+) registers")
 SHARED = re.compile(r"(\d+) bytes smem")
+LOSS = re.compile(r"\((C75\d\d)\) (.*?)(?: (?:for|in) (?:the )?function)? '(\S+)'")
 
 
 def demangle(names):
@@ -41,8 +43,10 @@ def demangle(names):
 
 def parse(lines):
     """[{name, arch, registers, shared, frame, spills}] of every kernel."""
-    kernels, current = [], None
+    kernels, current, losses = [], None, {}
     for line in lines:
+        if match := LOSS.search(line):
+            losses[match[3]] = f"{match[1]}, {match[2]}"
         if match := ENTRY.search(line):
             current = {"symbol": match[1], "arch": match[2], "frame": 0, "spills": 0}
         elif current is not None and (match := FRAME.search(line)):
@@ -57,6 +61,7 @@ def parse(lines):
     names = demangle([kernel["symbol"] for kernel in kernels])
     for kernel in kernels:
         kernel["name"] = names[kernel["symbol"]]
+        kernel["loss"] = losses.get(kernel["symbol"]) if kernel["arch"] == "sm_90a" else None
     return sorted(kernels, key=lambda kernel: (kernel["name"], kernel["arch"]))
 
 
@@ -66,6 +71,8 @@ def problems_of(kernel, budget):
         found.append(f"stack frame of {kernel['frame']} bytes")
     if kernel["spills"]:
         found.append(f"{kernel['spills']} bytes of spills")
+    if kernel["loss"]:
+        found.append(kernel["loss"])
     allowed = budget.get(kernel["name"], {}).get(kernel["arch"])
     if allowed is None:
         found.append("not in the budget")

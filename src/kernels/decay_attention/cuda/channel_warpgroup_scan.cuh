@@ -25,8 +25,13 @@ struct ChannelWarpgroupConfig {
   static constexpr int kK = kK_, kV = kV_;
   static constexpr bool kNormalised = false;
   static constexpr int kStages = kWarpgroupStages;
-  static constexpr int kWarps = kV / 16;             // warps that multiply
-  static constexpr int kThreads = 32 * kWarps + 32;  // with the warp that loads
+  static constexpr int kWarps = kV / 16;  // warps that multiply
+  // The warps with the one that loads. With two warpgroups that multiply, they are a whole
+  // warpgroup, which gives registers to the others: nine warps would have 168 registers per thread,
+  // with which ptxas runs the products one after another.
+  static constexpr int kLoadWarps = kWarps > 4 ? 4 : 1;
+  static constexpr int kThreads = 32 * (kWarps + kLoadWarps);
+  static constexpr int kOwnRegisters = 232, kOtherRegisters = 40;  // 168 on average
   static constexpr int kMinBlocksPerSm = WarpgroupScanBlocksPerSm(kK, kV);
   static constexpr int kChunkBytes = 2 * kChunk * (2 * kK + kV + kChunk);  // that TMA loads
   static constexpr int kSmemBytes = ChannelWarpgroupScanBytes(kK, kV);
@@ -187,9 +192,12 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   }
   __syncthreads();
   const BlockIndex block_index = MakeBlockIndex(params.args, params.shape, params.checkpoint_every);
-  if (FreshWarpId() == Config::kWarps) {
-    LoadChannelChunks<Config>(smem, params, maps, chunks, block_index);
+  if (FreshWarpId() >= Config::kWarps) {
+    if constexpr (Config::kLoadWarps == 4) GiveRegisters<Config::kOtherRegisters>();
+    if (FreshWarpId() == Config::kWarps)
+      LoadChannelChunks<Config>(smem, params, maps, chunks, block_index);
   } else {
+    if constexpr (Config::kLoadWarps == 4) TakeRegisters<Config::kOwnRegisters>();
     ConsumeChannelChunks<Config>(smem, params, block_index);
   }
 #else
