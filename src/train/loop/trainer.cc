@@ -414,8 +414,10 @@ void Trainer::StartPreference(const TrainOptions& options) {
   for (const data::Split split : data::kSplits)
     if (dataset.split(split).num_tokens > 0)
       reference_.splits[split] = AnswerScores(data::ViewOf(dataset, split));
-  if (!resumed_run_.empty()) {
-    ReadReference(resumed_run_, reference_);
+  std::filesystem::path kept;  // the folder with the scores
+  if (resumed_run_) {
+    kept = FolderOfReference(*resumed_run_, folder_.path());
+    ReadReference(kept, reference_);
   } else {
     HL_CHECK_AS(ExitCode::kUsage, options.init_from != nullptr, "train.preference.loss ",
                 config_.train.preference.loss,
@@ -435,8 +437,7 @@ void Trainer::StartPreference(const TrainOptions& options) {
     HL_INFO("train", "the initial model has scored ", Counted(num_pairs, "pair"), " in ",
             HumanSeconds(watch.Seconds()));
   }
-  if (context_.rank() == 0 && resumed_run_ != folder_.path())
-    WriteReference(folder_.path(), reference_);
+  if (context_.rank() == 0 && kept != folder_.path()) WriteReference(folder_.path(), reference_);
   runner_->SetReference(reference_.splits.at(data::Split::kTrain));
 }
 

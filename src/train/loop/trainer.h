@@ -144,7 +144,9 @@ class Trainer {
   const ckpt::Versions versions_;
   // The part of a save that is not arrays: step, cursor, guard and last metrics.
   ckpt::StepState state_;
-  std::filesystem::path resumed_run_;   // The folder of the run whose step was loaded.
+  // The folder of the run whose step was loaded, empty for a step outside of a run. None in a new
+  // run.
+  std::optional<std::filesystem::path> resumed_run_;
   std::unique_ptr<HostSlices> loaded_;  // During a load, unless arena_is_stored().
   uint64_t skipped_steps_ = 0;          // Steps of the data's order that the run has left out.
   // Banners of the checkpoints that were skipped on resume.

@@ -133,13 +133,18 @@ void WriteReference(const fs::path& run, const Reference& reference) {
                   ExitCode::kCheckpointIo);
 }
 
+fs::path FolderOfReference(const fs::path& run, const fs::path& own) {
+  std::error_code error;
+  return !run.empty() && fs::exists(run / kReferenceFile, error) ? run : own;
+}
+
 void ReadReference(const fs::path& run, Reference& reference) {
   const fs::path path = run / kReferenceFile;
   constexpr ExitCode kCode = ExitCode::kNoUsableCheckpoint;
   std::error_code error;
   HL_CHECK_AS(kCode, fs::exists(path, error), path.string(),
-              " with the scores of the initial model is missing. Restore that file of the run, or "
-              "start another run with --init-from.");
+              " with the scores of the initial model is missing. Restore that file from the run "
+              "whose step is resumed, or start another run with --init-from and without --resume.");
   const std::string text = ReadFile(path, kCode, UINT64_MAX);
   const st::Header header = st::ParseHeader(text, text.size(), path.string(), kCode);
   const auto id = header.metadata.find("run_id");

@@ -71,6 +71,10 @@ struct Reference {
 };
 // Error kCheckpointIo.
 void WriteReference(const std::filesystem::path& run, const Reference& reference);
+// Returns the folder with the scores for a resumed step: that of the step's run, or that of the new
+// run `own` if the other has none.
+std::filesystem::path FolderOfReference(const std::filesystem::path& run,
+                                        const std::filesystem::path& own);
 // Reads the scores into `reference`, which has the run's id and splits of the right sizes. Error
 // kNoUsableCheckpoint if the file is missing, or belongs to another run or dataset.
 void ReadReference(const std::filesystem::path& run, Reference& reference);

@@ -210,6 +210,22 @@ TEST_F(PreferenceRun, ResumesExactly) {
          .resume = Concat("path=", (*data_dir / "saved/ckpt/step_000000000004").string())});
   EXPECT_EQ(Digest("other"), whole);
   EXPECT_TRUE(fs::exists(*data_dir / "other" / kReferenceFile));
+  // A step outside of a run needs the file in the own folder. The loaded model is no reference.
+  const fs::path loose = *data_dir / "loose_step";
+  fs::create_directories(loose);
+  fs::copy(*data_dir / "saved/ckpt/step_000000000004", loose / "step_000000000004",
+           fs::copy_options::recursive);
+  const Run from_loose = {.folder = "from_loose",
+                          .set = saves,
+                          .resume = Concat("path=", (loose / "step_000000000004").string())};
+  EXPECT_HL_ERROR(Train(from_loose), ExitCode::kNoUsableCheckpoint,
+                  (*data_dir / "from_loose" / kReferenceFile).string(),
+                  " with the scores of the initial model is missing. Restore that file from the "
+                  "run whose step is resumed");
+  fs::create_directories(*data_dir / "from_loose");  // a run that fails removes its new folder
+  fs::copy(*data_dir / "saved" / kReferenceFile, *data_dir / "from_loose" / kReferenceFile);
+  Train(from_loose);
+  EXPECT_EQ(Digest("from_loose"), whole);
   fs::remove(*data_dir / "saved" / kReferenceFile);
   EXPECT_HL_ERROR(Train({.folder = "saved", .set = saves, .resume = "step=2"}),
                   ExitCode::kNoUsableCheckpoint, kReferenceFile,
