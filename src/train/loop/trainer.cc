@@ -426,12 +426,17 @@ void Trainer::StartPreference(const TrainOptions& options) {
     runner_->AwaitParameters();
     Heartbeat("reference");
     const Stopwatch watch;
+    ScoringConfig scoring = ScoringOfPairs();
+    scoring.waits_for_all = true;  // It may take hours.
+    scoring.on_batch = [this] {
+      if (heartbeat_clock_.Seconds() > 10) Heartbeat("reference");
+    };
     int64_t num_pairs = 0;
     for (auto& [split, scores] : reference_.splits) {
       const data::TokenView view = data::ViewOf(dataset, split);
       const int64_t num_rows = data::NumWindows(view, config_.data.seq_len);
-      scores = ScoreAnswers(model_, view, eval::ChooseWindows(0, num_rows), ScoringOfPairs(),
-                            context_.control());
+      scores =
+          ScoreAnswers(model_, view, eval::ChooseWindows(0, num_rows), scoring, context_.control());
       num_pairs += scores.num_pairs();
     }
     HL_INFO("train", "the initial model has scored ", Counted(num_pairs, "pair"), " in ",

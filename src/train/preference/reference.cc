@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "ckpt/collective.h"
 #include "ckpt/safetensors.h"
 #include "core/error.h"
 #include "core/files.h"
@@ -86,14 +87,16 @@ AnswerScores ScoreAnswers(const model::LanguageModel& model, const data::TokenVi
       scores.Set(row, of_row);
       of_row += sums.stride(0);
     }
+    if (config.on_batch) config.on_batch();
   }
   const int64_t passes = begin_of(own + 1) - begin_of(own);
   const int64_t most = config.equal_passes ? (num_batches + groups - 1) / groups : passes;
   for (int64_t pass = passes; pass < most; ++pass)
     ScoreBatchOfRows(model, tokens, rows.first(1), config);
+  if (config.waits_for_all) ckpt::Arrive(control, {"answer_scores", 0});
   std::vector<double>& values = scores.values();
   control
-      .AllReduce(Ref(values.data(), std::ssize(values)), dist::ReduceOp::kSum, {"answer_scores", 0},
+      .AllReduce(Ref(values.data(), std::ssize(values)), dist::ReduceOp::kSum, {"answer_scores", 1},
                  nullptr)
       .WaitHost();
   return scores;

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
@@ -47,6 +48,9 @@ struct ScoringConfig {
   // As in eval::ValidationConfig.
   const model::SequenceParallel* parallel = nullptr;
   bool equal_passes = false;
+  // No deadline applies to ranks that wait for others with more or slower batches.
+  bool waits_for_all = false;
+  std::function<void()> on_batch = nullptr;  // After each batch of this rank.
 };
 
 // Scores these rows of the split, in batches of `config.batch` that are distributed over ranks, so

@@ -5,10 +5,12 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "ckpt/merged_weights.h"
 #include "ckpt/step_dir.h"
@@ -232,6 +234,36 @@ TEST_F(PreferenceRun, ResumesExactly) {
                   " with the scores of the initial model is missing. Restore that file");
   EXPECT_HL_ERROR(Train({.folder = "other", .set = {"train.preference.beta=0.2"}}),
                   ExitCode::kUsage, "train.preference.beta");
+}
+
+// The pairs of a dataset take hours, so a rank may be later than the deadline of a collective.
+TEST_F(PreferenceRun, ScoresWaitForASlowRank) {
+  const data::Dataset dataset = data::Dataset::Open(*data_dir / "data");
+  const data::TokenView view = data::ViewOf(dataset, data::Split::kValidation);
+  const std::vector<int64_t> rows = {0, 1, 2, 3};
+  const auto score = [&](int ranks, bool waits) {
+    std::vector<double> values;
+    const auto body = [&](dist::Communicator& comm) {
+      at::set_num_threads(1);
+      model::LanguageModel model({.vocab_size = dataset.info().vocab_size,
+                                  .model_dim = 16,
+                                  .num_layers = 1,
+                                  .mixer = model::MixerConfig("gla", {{"num_heads", 2}}),
+                                  .channel_mixer = model::ChannelMixerConfig("none", {})});
+      model.BindOwnMemory(/*seed=*/1, /*requires_grad=*/false);
+      const auto pause = [&] {
+        if (comm.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1200));
+      };
+      const AnswerScores scores = ScoreAnswers(
+          model, view, rows, {.seq_len = 64, .batch = 2, .waits_for_all = waits, .on_batch = pause},
+          comm);
+      if (comm.rank() == 0) values = scores.values();
+    };
+    dist::LocalWorld::Run(ranks, body, {.timeout_s = 0.5});
+    return values;
+  };
+  EXPECT_EQ(score(2, /*waits=*/true), score(1, /*waits=*/true));
+  EXPECT_THROW(score(2, /*waits=*/false), Error);
 }
 
 // With LoRA the base is the reference: the first loss is that of equal models.
