@@ -123,6 +123,12 @@ void RunData::Require(const RunConfig& config, const model::LanguageModel& model
   const std::string& best = config.ckpt.store.retention.keep_best;
   for (const ValidationSet& set : sets) {
     eval::RequireLabelsOf(model, set.tokens);
+    HL_CHECK_AS(
+        ExitCode::kUsage,
+        config.train.preference.is_on() || set.tokens.labels != data::RowLabels::kPreferences,
+        "eval.set: ", set.tokens.name,
+        " holds pairs of answers, which only a run with train.preference compares, in "
+        "data.path. Use a dataset of `halflife prepare --labels answers` or messages.");
     eval::RequireWindows(set.tokens, config.data.seq_len);
     HL_CHECK_AS(ExitCode::kUsage,
                 set.tokens.row_len > 0 || !model.objective().predicts_next_token() ||

@@ -293,6 +293,17 @@ TEST_F(PreferenceRun, Refuses) {
                   "has pairs of answers, and train.preference.loss is none. Use --set "
                   "train.preference.loss=dpo.");
   EXPECT_HL_ERROR(
+      Train({.folder = "set",
+             .set = {"train.preference.loss=none",
+                     Concat("data.path=", (*data_dir / "answers").string()),
+                     Concat("eval.set=[{name:\"pairs\" path:\"", (*data_dir / "data").string(),
+                            "\"}]")}}),
+      ExitCode::kUsage,
+      "eval.set: the validation set 'pairs' holds pairs of answers, which only a run with "
+      "train.preference compares",
+      "Use a dataset of `halflife prepare --labels answers` or messages.");
+  EXPECT_FALSE(fs::exists(*data_dir / "set")) << "refused before the first step";
+  EXPECT_HL_ERROR(
       Train({.folder = "bad", .set = {"train.preference.loss=kto", "train.preference.beta=0"}}),
       ExitCode::kUsage, "train.preference.loss: 'kto'. Use one of none, dpo, ipo",
       "train.preference.beta: 0. Use a number > 0");
