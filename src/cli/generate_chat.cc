@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cli/generate_modes.h"
+#include "core/clock.h"
 #include "core/error.h"
 #include "core/files.h"
 #include "core/log.h"
@@ -44,15 +45,25 @@ class Conversation {
       return add(stream.Push(token.id));
     };
     request.on_end = [&](const infer::TextResult& ended) { result = ended; };
+    const Stopwatch watch;
     decoder_.Add(std::move(request));
     while (decoder_.Advance()) continue;
+    seconds_ += watch.Seconds();
+    ++num_answers_;
     add(stream.Finish());
     HL_CHECK_AS(ExitCode::kNonFinite, result.error.empty(), result.error);
     whole.finish_reason =
         result.end == infer::TextEnd::kStop || stream.stopped() ? "stop" : "length";
     whole.prompt_tokens = result.prompt_tokens;
     std::cout << (options_.json ? JsonLine(whole) : "\n") << std::flush;
+    if (result.end == infer::TextEnd::kPositions)
+      HL_WARN("generate", "the answer ends after ", result.new_tokens, " of ",
+              options_.generate.max_tokens, " new tokens, at ", model_.LimitOfPositions());
     messages_.push_back({.role = "assistant", .content = whole.text});
+  }
+
+  void PrintStats() const {
+    if (num_answers_ > 0) PrintBatchStats(num_answers_, decoder_.stats(), seconds_);
   }
 
  private:
@@ -62,6 +73,8 @@ class Conversation {
   const ChatPrompts prompts_;
   infer::BatchDecoder decoder_;  // Keeps the states of earlier turns.
   std::vector<data::ChatMessage> messages_;
+  int64_t num_answers_ = 0;
+  double seconds_ = 0;  // of the answers
 };
 
 }  // namespace
@@ -75,6 +88,7 @@ ExitCode GenerateChat(const GenerateOptions& options, const infer::LoadedModel& 
     constexpr uint64_t kMaxPromptBytes = 1ull << 30;
     conversation.Answer(*options.prompt == "-" ? ReadStream("-", ExitCode::kUsage, kMaxPromptBytes)
                                                : *options.prompt);
+    if (options.stats) conversation.PrintStats();
     return ExitCode::kFinished;
   }
   const bool asks = ::isatty(STDIN_FILENO) == 1;
@@ -84,6 +98,7 @@ ExitCode GenerateChat(const GenerateOptions& options, const infer::LoadedModel& 
     if (!std::getline(std::cin, line)) break;
     if (line.find_first_not_of(" \t\r") != std::string::npos) conversation.Answer(line);
   }
+  if (options.stats) conversation.PrintStats();
   return ExitCode::kFinished;
 }
 

@@ -40,6 +40,9 @@ struct FinishedText {
 };
 std::string JsonLine(const FinishedText& text);
 
+// Prints --stats of texts that a BatchDecoder has continued.
+void PrintBatchStats(int64_t num_prompts, const infer::BatchStats& stats, double seconds);
+
 // The stop strings of the options, with \n, \t and \\ replaced, and the end of a turn of `chat`, if
 // it is a text. Error kUsage if one is empty.
 std::vector<std::string> StopStrings(const GenerateOptions& options,

@@ -108,7 +108,7 @@ class PromptQueue {
       more = decoder.Advance();
       PrintFinished();
     }
-    if (options_.stats) PrintStats(decoder.stats(), watch.Seconds());
+    if (options_.stats) PrintBatchStats(std::ssize(prompts_), decoder.stats(), watch.Seconds());
     return failed_ ? ExitCode::kNonFinite : ExitCode::kFinished;
   }
 
@@ -164,13 +164,6 @@ class PromptQueue {
     }
   }
 
-  void PrintStats(const infer::BatchStats& stats, double seconds) const {
-    std::cerr << "prompts " << prompts_.size() << ", " << stats.prompt_tokens << " tokens\n"
-              << "new     " << stats.new_tokens << " tokens, "
-              << HumanCount(static_cast<double>(stats.new_tokens) / seconds)
-              << " tokens/s with the time of the prompts\n";
-  }
-
   const GenerateOptions& options_;
   const model::LanguageModel& model_;
   const data::Tokenizer& tokenizer_;
@@ -196,6 +189,13 @@ std::string JsonLine(const FinishedText& text) {
   line["prompt_tokens"] = text.prompt_tokens;
   line["new_tokens"] = text.new_tokens;
   return JsonText(line) + "\n";
+}
+
+void PrintBatchStats(int64_t num_prompts, const infer::BatchStats& stats, double seconds) {
+  std::cerr << "prompts " << num_prompts << ", " << stats.prompt_tokens << " tokens\n"
+            << "new     " << stats.new_tokens << " tokens, "
+            << HumanCount(static_cast<double>(stats.new_tokens) / seconds)
+            << " tokens/s with the time of the prompts\n";
 }
 
 infer::TextRequest RequestOf(const GenerateOptions& options, const data::Tokenizer& tokenizer,

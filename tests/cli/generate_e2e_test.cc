@@ -310,6 +310,11 @@ TEST_F(Generate, ATextEndsWithTheModelsPositions) {
              {"new     56 tokens",
               "the text ends after 56 of 100 new tokens, at the model's table of 64 "
               "positions"});
+  ExpectExit(Halflife({"generate", "--model", Path("table"), "--chat", "--chat-template", "zephyr",
+                       "--prompt", "hi", "--max-tokens", "100", "--ignore-eos", "--stats"}),
+             0,
+             {"the answer ends after ", " of 100 new tokens, at the model's table of 64 positions",
+              "prompts 1, ", "tokens/s with the time of the prompts"});
   const RunResult longer = ExpectExit(generate(std::string(65, 'a')), 2);
   EXPECT_EQ(longer.out, "");
   EXPECT_THAT(longer.err,

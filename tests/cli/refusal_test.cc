@@ -106,6 +106,9 @@ TEST(Refusal, OptionsThatExcludeEachOther) {
           "--input and --synthetic");
   exclude({"prepare", "--out", "o", "--labels", "classes", "--synthetic", "mqar"},
           "--synthetic and --labels");
+  exclude({"generate", "--model", "m", "--chat", "--no-cuda-graph"}, "--no-cuda-graph and --chat");
+  exclude({"generate", "--model", "m", "--prompts", "p", "--no-cuda-graph"},
+          "--prompts and --no-cuda-graph");
   exclude({"prepare", "--out", "o", "--tokenizer", "bytes", "--train-tokenizer"},
           "--tokenizer and --train-tokenizer");
 }

@@ -63,7 +63,8 @@ void AddGenerate(CLI::App& app, Request& request) {
   declare("--system TEXT", options.system,
           "System message of conversations that do not begin with one [none]");
   for (const char* name : {"--chat-template", "--system"}) command.get_option(name)->needs(chat);
-  Exclude(command, "--chat", {"--special-tokens"});
+  Exclude(command, "--chat", {"--special-tokens", "--no-cuda-graph"});
+  Exclude(command, "--prompts", {"--no-cuda-graph"});  // Texts in batches have no graph.
 
   declare.BeginGroup("Length");
   declare("--max-tokens", generate.max_tokens, "Maximum number of new tokens", AtLeast(0));
