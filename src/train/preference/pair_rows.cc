@@ -1,8 +1,8 @@
 #include "train/preference/pair_rows.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
@@ -45,11 +45,13 @@ PairRows::PairRows(const data::Batch& batch, at::Device device,
 }
 
 at::Tensor PairRows::Sums(const at::Tensor& token_losses) const {
-  const int64_t batch = lengths_.size(0), num_answers = 2 * max_pairs();
-  const at::Tensor numbers = at::arange(num_answers, answer_.options()).view({1, num_answers, 1});
-  const at::Tensor of_answer = answer_.unsqueeze(1).eq(numbers);  // [B, 2 P, T]
-  const at::Tensor losses = token_losses.to(at::kDouble).unsqueeze(1);
-  return at::where(of_answer, losses, 0.0).sum(2).view({batch, max_pairs(), 2});
+  // One answer at a time: [B, 2 P, T] would be as large as logits if a row has many pairs, and
+  // index_add on a GPU adds in any order.
+  const at::Tensor losses = token_losses.to(at::kDouble);
+  std::vector<at::Tensor> sums;
+  for (int64_t answer = 0; answer < 2 * max_pairs(); ++answer)
+    sums.push_back(at::where(answer_.eq(answer), losses, 0.0).sum(1));
+  return at::stack(sums, 1).view_as(lengths_);
 }
 
 at::Tensor PairRows::AtTokens(const at::Tensor& of_answers) const {

@@ -28,8 +28,8 @@ class PairRows {
   // [B, P, 2] fp64: the numbers of tokens of the answers, over all slices.
   const at::Tensor& lengths() const { return lengths_; }
 
-  // Adds up token losses [B, T of this rank] by answer: [B, P, 2] fp64. The order of the sum
-  // depends only on the row.
+  // Adds up token losses [B, T of this rank] by answer: [B, P, 2] fp64, in memory of O(B T). The
+  // order of the sum depends only on the row.
   at::Tensor Sums(const at::Tensor& token_losses) const;
   // Returns the value [B, P, 2] of each token's answer, [B, T of this rank] fp32, and 0 for tokens
   // of no answer.

@@ -54,6 +54,26 @@ TEST(PairRows, FindsTheAnswers) {
   EXPECT_TRUE(pairs.AtTokens(lengths).gt(0).equal(ones.gt(0)));
 }
 
+// A row of many short pairs: each sum has the tokens of its answer only, and others may be NaN.
+TEST(PairRows, AddsUpManyAnswers) {
+  constexpr int64_t kPairs = 40, kTokens = 3;
+  data::Batch batch = {.batch_size = 1, .seq_len = 2 * kPairs * kTokens, .cu_seqlens = {0}};
+  std::vector<float> losses;
+  std::vector<double> wanted(2 * kPairs, 0);
+  for (int64_t t = 0; t < batch.seq_len; ++t) {
+    const bool has_target = t % kTokens > 0;
+    batch.inputs.push_back(1);
+    batch.targets.push_back(has_target ? 1 : data::kNoTarget);
+    losses.push_back(has_target ? 0.1f * static_cast<float>(t + 1) : std::nanf(""));
+    if (has_target) wanted[t / kTokens] += losses.back();
+    if ((t + 1) % kTokens == 0) batch.cu_seqlens.push_back(static_cast<int32_t>(t + 1));
+  }
+  const PairRows pairs(batch, at::kCPU, nullptr);
+  ASSERT_EQ(pairs.max_pairs(), kPairs);
+  const at::Tensor sums = pairs.Sums(at::tensor(losses).unsqueeze(0));
+  EXPECT_TRUE(sums.equal(at::tensor(wanted, at::kDouble).view({1, kPairs, 2})));
+}
+
 // The formulas of the papers as differentiable operations.
 at::Tensor LossByFormula(const PreferenceConfig& config, const at::Tensor& policy,
                          const at::Tensor& reference, const at::Tensor& lengths) {
