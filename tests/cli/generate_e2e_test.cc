@@ -117,7 +117,7 @@ TEST_F(Generate, FilesThatAreNoPrompts) {
   refused("\n", "has no prompt");
   refused("\"\"\n", "prompt 1: the prompt is empty");
   ExpectExit(Halflife({"generate", "--model", Path("run")}), 2,
-             {"Use --prompt TEXT or --prompts FILE.jsonl."});
+             {"Use --prompt TEXT, --prompts FILE.jsonl or --chat."});
   ExpectExit(Text({"--stop", ""}), 2, {"--stop is empty"});
 }
 
