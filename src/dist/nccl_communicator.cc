@@ -340,7 +340,7 @@ void NcclCommunicator::Join() {
 
 bool NcclCommunicator::SumsInOrder(const Request& request) const {
   const bool reduces = request.kind == OpKind::kAllReduce || request.kind == OpKind::kReduceScatter;
-  return device_->ordered_sum && reduces && request.reduce == ReduceOp::kSum &&
+  return size() > 1 && device_->ordered_sum && reduces && request.reduce == ReduceOp::kSum &&
          request.in.dtype == DType::kF32;
 }
 

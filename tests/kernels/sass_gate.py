@@ -54,6 +54,8 @@ RULES = {
     "WarpgroupScanKernel": WARPGROUPS,
     "WarpgroupGradientsKernel": WARPGROUPS,
 }
+# Kernels in which a warpgroup gives registers to others on sm_90a. ptxas may ignore the instruction.
+REGISTER_TRANSFERS = re.compile(r"WarpgroupScanKernel\b|ChannelWarpgroupScanKernel<ChannelWarpgroupConfig<\d+, 128>")
 # Kernels that have a body only for one architecture.
 ONLY_FOR = {"WarpgroupStatesKernel": "sm_90a", "WarpgroupScanKernel": "sm_90a", "ChannelWarpgroupScanKernel": "sm_90a",
             "WarpgroupGradientsKernel": "sm_90a", "delta::WarpgroupScanKernel": "sm_90a",
@@ -116,6 +118,8 @@ def problems_of(name, arch, counts):
     if any(re.match(rf"{start}\b", name) and arch != only for start, only in ONLY_FOR.items()):
         return found
     found += [f"no {one} ({what})" for one, what in rule_of(name) if not counts[one]]
+    if REGISTER_TRANSFERS.match(name) and not counts["USETMAXREG"]:
+        found.append("no USETMAXREG (registers for the warpgroups that multiply)")
     most = next((most for start, most in PLAIN_LOADS.items() if re.match(rf"{start}\b", name)), None)
     if most is not None:
         loop = counts.tile_loop()

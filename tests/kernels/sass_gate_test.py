@@ -13,6 +13,8 @@ SCAN = "_ZN8halflife7kernels5decay15ChunkScanKernelINS1_15ChunkScanConfigILi64EL
 TILES = "_ZN8halflife7kernels5decay17ChannelScanKernelINS1_13ChannelConfigILi64ELi64ELb0EEEEEvNS1_15ChunkScanParamsE"
 DELTA = ("_ZN8halflife7kernels5delta19WarpgroupScanKernelINS1_10RingConfigILi64ELb1EEEEEvNS1_10ScanParamsE"
          "NS1_17WarpgroupScanMapsE")
+WARPGROUPS = ("_ZN8halflife7kernels5decay19WarpgroupScanKernelINS1_19WarpgroupScanConfigILi64ELi64EEEEEvNS1_15ChunkScanParamsE"
+              "NS1_13WarpgroupMapsE")
 STEP = "_ZN8halflife7kernels5decay10StepKernelIfEEvNS0_22DecayAttentionStepArgsE"
 
 
@@ -59,6 +61,12 @@ class SassGateTest(unittest.TestCase):
         for dropped in (1, 2, 3):
             rest = GOOD[:dropped] + GOOD[dropped + 1:]
             self.assertEqual(len(self.problems(SCAN, rest)), 1, GOOD[dropped])
+
+    def test_a_missing_transfer_of_registers_fails(self):
+        units = ["LDSM.16.MT88.4 R4, [R3]", "HGMMA.64x64x16.F32.BF16 R24, R4, gdesc[UR8], R24", "UTMALDG.2D [UR8], [UR4]"]
+        self.assertEqual(self.problems(WARPGROUPS, ["USETMAXREG.DEALLOC.CTAPOOL 0x58", *units]), [])
+        (problem,) = self.problems(WARPGROUPS, units)
+        self.assertIn("no USETMAXREG", problem)
 
     def test_more_plain_loads_in_the_loop_over_tiles_fail(self):
         load, copy = "@P1 LDG.E R3, desc[UR6][R4.64]", GOOD[1]

@@ -214,12 +214,16 @@ void DeviceSchedule(const DecayAttentionArgs& args, const DeviceLimits& limits,
     plan.forward.v = 64;
   plan.backward_warpgroups = limits.warpgroups && cuda::CanUseWgmmaBackward(args, plan.backward);
   ChooseBatchTiles(args, limits, requested_batch_tiles, plan);
-  // The states of all chunks of a row may need too much memory. This is decided by the row's
-  // length, so that it does not depend on document boundaries.
+  // The states of all chunks of a row may need too much memory, and more than the scan by warps (not
+  // with decays of channels). This is decided by the row's length, so that it does not depend on
+  // document boundaries.
   DecayAttentionArgs by_length = args;
   by_length.num_chunks = args.batch * ((args.seq_len + decay::kChunk - 1) / decay::kChunk);
-  if (plan.backward_warpgroups &&
-      cuda::BackwardWorkspaceBytes(by_length, plan) > cuda::WorkspaceLimit(args)) {
+  DecayAttentionPlan by_warps = plan;
+  by_warps.backward_warpgroups = false;
+  const size_t bytes = cuda::BackwardWorkspaceBytes(by_length, plan);
+  if (plan.backward_warpgroups && bytes > cuda::WorkspaceLimit(args) &&
+      bytes > cuda::BackwardWorkspaceBytes(by_length, by_warps)) {
     plan.backward_warpgroups = false;
     ChooseBatchTiles(args, limits, requested_batch_tiles, plan);
   }

@@ -74,9 +74,13 @@ MeasuredStep ReadMeasuredStep(const std::filesystem::path& run_or_file) {
                            .exposed_rows = 1e-3 * MedianOf(steps, "exposed_rows_ms"),
                            .tokens_per_s = MedianOf(steps, "tokens_per_s"),
                            .peak_memory_bytes = MedianOf(steps, "peak_memory_bytes")};
-  for (const auto& [key, value] : steps.back().items())
-    if (key.starts_with(kBytesOf) && value.is_number())
-      measured.bytes_by_group[key.substr(std::size(kBytesOf) - 1)] = value.get<int64_t>();
+  // A line counts all bytes since the line before, which can include those of a validation or a save.
+  for (const auto& [key, value] : steps.back().items()) {
+    if (!key.starts_with(kBytesOf) || !value.is_number()) continue;
+    int64_t least = value.get<int64_t>();
+    for (const Json& step : steps) least = std::min(least, step.value(key, int64_t{0}));
+    if (least > 0) measured.bytes_by_group[key.substr(std::size(kBytesOf) - 1)] = least;
+  }
   return measured;
 }
 

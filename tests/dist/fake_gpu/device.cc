@@ -5,6 +5,7 @@
 #include <limits>
 #include <utility>
 
+#include "core/error.h"
 #include "dist/fake_gpu/internal.h"
 #include "dist/local_communicator.h"
 #include "dist/request.h"
@@ -266,6 +267,7 @@ void Rank::Compute(cudaStream_t stream, double us, const std::function<void()>& 
 
 dist::OrderedSum OrderedSumOf(Rank& rank) {
   return [&rank](TensorRef parts, int num_parts, TensorRef out, cudaStream_t stream) {
+    HL_CHECK(num_parts >= 2, num_parts, " parts; ops::SumInOrder adds at least two");
     const auto add = [=] {
       std::vector<const void*> in;
       for (int part = 0; part < num_parts; ++part)

@@ -88,6 +88,13 @@ TEST_F(PlanAgainst, SaysThatARunIsOfAnotherRecipe) {
               HasSubstr("warning: the bytes of shard differ from those of "));
 }
 
+// A validation, a save and some step's statistics add bytes to the line of the next step.
+TEST_F(PlanAgainst, IgnoresBytesThatOneStepHasMore) {
+  std::string last = Line(2, 80);
+  last.replace(last.find("112}"), 4, R"(150, "comm_bytes/ckpt": 9})");
+  EXPECT_THAT(ComparisonText(SmallPlan(), Read(Line(1, 80) + last)), Not(HasSubstr("warning")));
+}
+
 TEST_F(PlanAgainst, NamesWhatIsMissing) {
   EXPECT_HL_ERROR(Read(""), ExitCode::kUsage, "has no steps", "Use a run that has trained");
   EXPECT_HL_ERROR(ReadMeasuredStep(dir_.path() / "none"), ExitCode::kUsage, "--against ",

@@ -19,6 +19,8 @@
 // compiled for any architecture.
 #pragma once
 
+#include <memory>
+
 #include "kernels/common/cuda/device.h"
 #include "kernels/common/cuda/tensor_map_cache.h"
 
@@ -99,9 +101,11 @@ inline TensorMap MakeTensorMap(const TileSource& source) {
            source.row_bytes, " bytes apart. Use a multiple of 16 that holds a row.");
   HL_CHECK(source.box_rows >= 1 && source.box_rows <= 256, "tensor map ", source.name,
            ": a box of ", source.box_rows, " rows. Use 1 to 256.");
-  // One for each thread, because forward and backward launch from different threads.
-  static thread_local TensorMapCache<TensorMap> cache;
-  return cache.Find(source, [&] { return EncodeTensorMap(source); });
+  // One for each thread that launches, because forward and backward launch from different threads.
+  // It has 100 KiB, which other threads need not have.
+  static thread_local std::unique_ptr<TensorMapCache<TensorMap>> cache;
+  if (!cache) cache = std::make_unique<TensorMapCache<TensorMap>>();
+  return cache->Find(source, [&] { return EncodeTensorMap(source); });
 }
 
 // ---- mbarriers: 8 bytes of shared memory. A phase ends when `count` threads have arrived and all

@@ -297,9 +297,8 @@ HL_DEVICE void StoreTransposed(const float (&d)[kTileRows / 8][4], bf16* stage, 
 // transpose).
 struct StateRows {
   int rows, columns;  // of the matrix
-  int row,
-      // of the warp's first row and the tile's first column; kTransposed: the other way round
-      column;
+  // Of the warp's first row and the tile's first column; kTransposed: the other way round.
+  int row, column;
 };
 HL_DEVICE float StateValue(const float* data) { return *data; }
 HL_DEVICE float StateValue(const bf16* data) { return ToFloat(*data); }

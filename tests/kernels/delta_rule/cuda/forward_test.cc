@@ -426,7 +426,7 @@ TEST(DeltaRuleCuda, MatrixInstructionsAndCopiesOfAChunk) {
   EXPECT_EQ(after.copied_bytes - before.copied_bytes, (48 + 128 + 96) * 1024);
 }
 
-TEST(DeltaRuleCuda, WarpgroupInstructionsAndCopiesOfAChunk) {
+TEST(DeltaRuleCuda, WarpgroupInstructionsOfAChunk) {
   const Problem problem = MakeProblem(
       {.B = 1, .T = 64, .H = 1, .K = 128, .V = 128, .bf16 = true, .warpgroups = true}, 23);
   const emu::Counts before = emu::CountsSoFar();
