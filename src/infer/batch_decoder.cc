@@ -41,24 +41,22 @@ std::vector<ScoredToken> ScoreTokens(const at::Tensor& logits, std::span<const i
   return scored;
 }
 
-// One row at a time if rows of a group are not alike on this machine.
-int64_t ChooseGroupRows(const model::LanguageModel& model) {
+// On a GPU, groups always compute the same number of rows. On a CPU, a comparison decides.
+RowBits BitsOfRows(const model::LanguageModel& model) {
   RequireNextTokens(model);
-  if (!model.device().is_cpu() || RowsAreAlike(model, BatchDecoder::kGroupRows))
-    return BatchDecoder::kGroupRows;
+  if (!model.device().is_cpu()) return {.same_for_index = true, .same_for_count = false};
+  const RowBits bits = CompareRows(model, BatchDecoder::kGroupRows);
+  if (bits.same_for_index) return bits;
   HL_WARN("infer",
           "matrix products on this CPU round differently by row. Texts are therefore "
           "decoded one by one, which is slower. Another number of --threads may avoid it.");
-  return 1;
+  return bits;
 }
 
 }  // namespace
 
 BatchDecoder::BatchDecoder(const model::LanguageModel& model, const BatchConfig& config)
-    : model_(model),
-      config_(config),
-      group_rows_(ChooseGroupRows(model)),
-      prefixes_(config.prefix) {
+    : model_(model), config_(config), row_bits_(BitsOfRows(model)), prefixes_(config.prefix) {
   HL_CHECK(config.max_texts > 0 && config.prefix.chunk > 0, "a batch of ", config.max_texts,
            " texts in chunks of ", config.prefix.chunk);
 }
@@ -154,7 +152,8 @@ void BatchDecoder::BeginDecoding(int64_t number, const at::Tensor& logits) {
       if (!group->occupied(row)) text.group = group.get(), text.row = row;
   }
   if (text.group == nullptr) {
-    groups_.push_back(std::make_unique<RowGroup>(model_, group_rows_));
+    groups_.push_back(std::make_unique<RowGroup>(model_, row_bits_.same_for_index ? kGroupRows : 1,
+                                                 /*always_all=*/!row_bits_.same_for_count));
     text.group = groups_.back().get();
   }
   text.group->Place(text.row, std::move(text.state));

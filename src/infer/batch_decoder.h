@@ -80,8 +80,8 @@ struct BatchStats {
 
 class BatchDecoder {
  public:
-  // Number of rows that are decoded together. Larger groups use the weights more often per read,
-  // but a group costs the same with one text as with all rows occupied.
+  // Number of rows that are decoded together. Larger groups use the weights more often per read, but
+  // where bits depend on the number of rows (see RowGroup), one text costs as much as a full group.
   static constexpr int64_t kGroupRows = 8;
 
   // Borrows `model`. Throws kUsage if the model does not predict next tokens.
@@ -128,7 +128,7 @@ class BatchDecoder {
 
   const model::LanguageModel& model_;
   BatchConfig config_;
-  int64_t group_rows_;
+  RowBits row_bits_;
   PrefixStore prefixes_;
   BatchStats stats_;
   int64_t next_number_ = 0;

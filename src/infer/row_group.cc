@@ -2,6 +2,7 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/InferenceMode.h>
 
@@ -12,8 +13,8 @@
 
 namespace halflife::infer {
 
-RowGroup::RowGroup(const model::LanguageModel& model, int64_t num_rows)
-    : model_(model), rows_(num_rows) {
+RowGroup::RowGroup(const model::LanguageModel& model, int64_t num_rows, bool always_all)
+    : model_(model), always_all_(always_all), rows_(num_rows) {
   const c10::InferenceMode inference;
   shared_ = model.EmptyState(num_rows).layers;
   for (size_t i = 0; i < shared_.size(); ++i) {
@@ -48,36 +49,66 @@ void RowGroup::Clear(int64_t row) {
     for (at::Tensor& tensor : layer.tensors) tensor.select(0, row).zero_();
 }
 
+RowGroup::Range RowGroup::RowsToStep() const {
+  if (always_all_) return {0, num_rows()};
+  int64_t first = 0, end = num_rows();
+  while (first < end && !occupied(first)) ++first;
+  while (first < end && !occupied(end - 1)) --end;
+  return {first, end - first};
+}
+
 at::Tensor RowGroup::Step(std::span<const int32_t> tokens) {
   const c10::InferenceMode inference;
   HL_CHECK(std::ssize(tokens) == num_rows(), tokens.size(), " tokens for ", num_rows(), " rows");
-  const at::Tensor ids = at::empty({num_rows()}, at::kLong);
-  const at::Tensor positions = at::empty({num_rows(), 1}, at::kLong);
-  for (int64_t row = 0; row < num_rows(); ++row) {
+  const Range range = RowsToStep();
+  HL_CHECK(range.count > 0, "a step of a group without a text");
+  const at::Tensor ids = at::empty({range.count}, at::kLong);
+  const at::Tensor positions = at::empty({range.count, 1}, at::kLong);
+  for (int64_t i = 0; i < range.count; ++i) {
+    const int64_t row = range.first + i;
     if (occupied(row)) model_.RequirePosition(num_tokens(row));
-    ids.mutable_data_ptr<int64_t>()[row] = occupied(row) ? tokens[row] : 0;
-    positions.mutable_data_ptr<int64_t>()[row] = occupied(row) ? num_tokens(row) : 0;
+    ids.mutable_data_ptr<int64_t>()[i] = occupied(row) ? tokens[row] : 0;
+    positions.mutable_data_ptr<int64_t>()[i] = occupied(row) ? num_tokens(row) : 0;
   }
   const auto token = model::SequenceSlice::OfToken(positions.to(model_.device()));
   at::Tensor logits = model_.StepWith(
       ids.to(model_.device()), token.positions,
       [&](size_t layer, const model::Mixer& mixer, const at::Tensor& x, at::Tensor& first_values) {
-        return grows_[layer] ? StepRowByRow(layer, mixer, x, first_values)
-                             : mixer.StepWithValues(x, token, shared_[layer], first_values);
+        return grows_[layer] ? StepRowByRow(layer, mixer, x, range, first_values)
+                             : StepTogether(layer, mixer, x, range, token, first_values);
       });
   for (auto& row : rows_)
     if (row) ++row->num_tokens;
-  return logits;
+  if (range.count == num_rows()) return logits;
+  at::Tensor all = at::zeros({num_rows(), logits.size(1)}, logits.options());
+  all.narrow(0, range.first, range.count).copy_(logits);
+  return all;
+}
+
+at::Tensor RowGroup::StepTogether(size_t layer, const model::Mixer& mixer, const at::Tensor& x,
+                                  Range range, const model::SequenceSlice& token,
+                                  at::Tensor& first_values) {
+  model::MixerState& shared = shared_[layer];
+  if (range.count == num_rows()) return mixer.StepWithValues(x, token, shared, first_values);
+  model::MixerState own = shared;
+  for (at::Tensor& tensor : own.tensors) tensor = tensor.narrow(0, range.first, range.count);
+  at::Tensor y = mixer.StepWithValues(x, token, own, first_values);
+  for (size_t i = 0; i < own.tensors.size(); ++i) {  // that the step has replaced
+    const at::Tensor rows = shared.tensors[i].narrow(0, range.first, range.count);
+    if (!own.tensors[i].is_alias_of(rows)) rows.copy_(own.tensors[i]);
+  }
+  return y;
 }
 
 // A row's input is copied, because the alignment of its address may select another kernel.
 at::Tensor RowGroup::StepRowByRow(size_t layer, const model::Mixer& mixer, const at::Tensor& x,
-                                  at::Tensor& first_values) {
+                                  Range range, at::Tensor& first_values) {
   std::vector<at::Tensor> outputs, values;
-  for (int64_t row = 0; row < num_rows(); ++row) {
-    const at::Tensor own = x.narrow(0, row, 1).clone();
+  for (int64_t i = 0; i < range.count; ++i) {
+    const int64_t row = range.first + i;
+    const at::Tensor own = x.narrow(0, i, 1).clone();
     at::Tensor own_values =
-        first_values.defined() ? first_values.narrow(0, row, 1).clone() : at::Tensor();
+        first_values.defined() ? first_values.narrow(0, i, 1).clone() : at::Tensor();
     if (occupied(row)) {
       const auto token =
           model::SequenceSlice::Contiguous(1, 1, rows_[row]->num_tokens, model_.device());
@@ -104,19 +135,36 @@ int64_t RowGroup::state_bytes() const {
   return bytes;
 }
 
-bool RowsAreAlike(const model::LanguageModel& model, int64_t num_rows) {
+namespace {
+
+// The logits of a few steps of `num_rows` equal rows.
+std::vector<at::Tensor> LogitsOfEqualRows(const model::LanguageModel& model, int64_t num_rows) {
   constexpr int kSteps = 4;
-  RowGroup group(model, num_rows);
+  RowGroup group(model, num_rows, /*always_all=*/true);
   for (int64_t row = 0; row < num_rows; ++row) group.Place(row, model.EmptyState(1));
   const int64_t limit = model.max_positions();
+  std::vector<at::Tensor> logits;
   for (int step = 0; step < kSteps && (limit == 0 || step < limit); ++step) {
     const auto id = static_cast<int32_t>((7919 * int64_t{step} + 1) % model.config().vocab_size);
-    const at::Tensor logits =
-        group.Step(std::vector<int32_t>(static_cast<size_t>(num_rows), id)).cpu();
-    for (int64_t row = 1; row < num_rows; ++row)
-      if (!logits.select(0, row).equal(logits.select(0, 0))) return false;
+    logits.push_back(group.Step(std::vector<int32_t>(static_cast<size_t>(num_rows), id)).cpu());
   }
-  return true;
+  return logits;
+}
+
+}  // namespace
+
+RowBits CompareRows(const model::LanguageModel& model, int64_t num_rows) {
+  const std::vector<at::Tensor> all = LogitsOfEqualRows(model, num_rows);
+  RowBits bits = {.same_for_index = true, .same_for_count = true};
+  for (const at::Tensor& logits : all)
+    bits.same_for_index &= logits.equal(logits.narrow(0, 0, 1).expand_as(logits));
+  for (const int64_t count : {int64_t{1}, int64_t{3}}) {
+    const std::vector<at::Tensor> fewer = LogitsOfEqualRows(model, count);
+    for (size_t step = 0; step < all.size(); ++step)
+      bits.same_for_count &= fewer[step].equal(all[step].narrow(0, 0, 1).expand_as(fewer[step]));
+  }
+  bits.same_for_count &= bits.same_for_index;
+  return bits;
 }
 
 }  // namespace halflife::infer

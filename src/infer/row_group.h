@@ -1,9 +1,11 @@
 // Decodes a fixed number of rows together, each at its own position. Rows may join and leave
 // between two steps.
 //
-// Every step computes all rows, also the empty ones. Matrix products therefore always have the same
-// shape, because libraries choose a kernel by shape, and another kernel rounds differently. Layers
-// whose state grows (attention) run row by row, because each row has its own number of keys.
+// If a row's bits depend on the number of rows, every step computes all rows, also the empty ones.
+// Matrix products then always have the same shape: libraries choose a kernel by shape, and another
+// kernel rounds differently. Otherwise, a step computes the rows from the first to the last occupied
+// one. Layers whose state grows (attention) run row by row, because each row has its own number of
+// keys.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,8 +21,8 @@ namespace halflife::infer {
 
 class RowGroup {
  public:
-  // Borrows `model`.
-  RowGroup(const model::LanguageModel& model, int64_t num_rows);
+  // Borrows `model`. always_all: every step computes all rows.
+  RowGroup(const model::LanguageModel& model, int64_t num_rows, bool always_all);
 
   int64_t num_rows() const { return static_cast<int64_t>(rows_.size()); }
   bool occupied(int64_t row) const { return rows_[row].has_value(); }
@@ -37,10 +39,18 @@ class RowGroup {
   int64_t state_bytes() const;
 
  private:
-  at::Tensor StepRowByRow(size_t layer, const model::Mixer& mixer, const at::Tensor& x,
+  // The rows that a step computes.
+  struct Range {
+    int64_t first, count;
+  };
+  Range RowsToStep() const;
+  at::Tensor StepTogether(size_t layer, const model::Mixer& mixer, const at::Tensor& x, Range range,
+                          const model::SequenceSlice& token, at::Tensor& first_values);
+  at::Tensor StepRowByRow(size_t layer, const model::Mixer& mixer, const at::Tensor& x, Range range,
                           at::Tensor& first_values);
 
   const model::LanguageModel& model_;
+  const bool always_all_;
   std::vector<bool> grows_;  // Whether the state of a layer grows.
   // The states of layers of constant size, [R, ...]. Empty for layers whose state grows.
   std::vector<model::MixerState> shared_;
@@ -48,9 +58,13 @@ class RowGroup {
   std::vector<std::optional<model::ModelState>> rows_;
 };
 
-// Returns true if the logits of a row do not depend on its index in a group of this size, in any
-// bit. Decodes a few tokens, the same in all rows. Matrix products with few rows have this property
-// on the CPUs that were tested, but BLAS does not promise it.
-bool RowsAreAlike(const model::LanguageModel& model, int64_t num_rows);
+// How the logits of a row depend on the other rows of a step. Decodes a few tokens, the same in all
+// rows, with 1, 3 and `num_rows` rows. BLAS promises nothing, but products with few rows depend on
+// neither on the CPUs that were tested.
+struct RowBits {
+  bool same_for_index;  // among `num_rows` rows
+  bool same_for_count;  // and with fewer rows
+};
+RowBits CompareRows(const model::LanguageModel& model, int64_t num_rows);
 
 }  // namespace halflife::infer

@@ -13,6 +13,8 @@
 #include <random>
 #include <string>
 
+#include "infer/row_group.h"
+#include "kernels/linear/linear_products.h"
 #include "support/expect_error.h"
 
 namespace halflife::infer {
@@ -142,6 +144,28 @@ TEST_P(BatchDecoderTest, ATextHasTheSameBitsInEveryBatch) {
     }
     EXPECT_GT(decoder.stats().kept_tokens, 0);
   }
+}
+
+// Logits of rows 2 and 4 of a group of 8, whose other rows are empty.
+std::vector<at::Tensor> LogitsOfTwoRows(const model::LanguageModel& model, bool always_all) {
+  RowGroup group(model, BatchDecoder::kGroupRows, always_all);
+  group.Place(2, model.EmptyState(1));
+  group.Place(4, model.EmptyState(1));
+  std::vector<at::Tensor> logits;
+  for (int32_t id = 5; id < 8; ++id)
+    for (const int64_t row : {2, 4})
+      logits.push_back(group.Step(std::vector<int32_t>(8, id)).select(0, row).clone());
+  return logits;
+}
+TEST_P(BatchDecoderTest, EmptyRowsNeedNotBeComputed) {
+  const RowBits bits = CompareRows(model_, BatchDecoder::kGroupRows);
+  if (GetParam() == "gla" && kernels::HasSkinnyMatmul()) {
+    EXPECT_TRUE(bits.same_for_count);
+  }
+  if (!bits.same_for_count) GTEST_SKIP() << "bits depend on the number of rows";
+  const std::vector<at::Tensor> all = LogitsOfTwoRows(model_, true),
+                                range = LogitsOfTwoRows(model_, false);
+  for (size_t i = 0; i < all.size(); ++i) EXPECT_TRUE(range[i].equal(all[i]));
 }
 
 // The scores of a text of 3.5 chunks: of its prompt, and of the tokens that continue it.

@@ -73,7 +73,7 @@ std::vector<WeightGroup> GroupWeights(const at::Tensor& x, at::TensorList weight
 }
 
 at::Tensor PlainForward(const at::Tensor& x, const at::Tensor& weight) {
-  if (HasSkinnyMatmul(x, weight)) return SkinnyMatmul(x, weight);
+  if (HasSkinnyMatmul(x, weight)) return SkinnyMatmul(x, weight, x.scalar_type());
   if (!HasOwnMatmul(x, weight)) return at::linear(x, weight);
   std::vector<int64_t> shape = x.sizes().vec();
   shape.back() = weight.size(0);

@@ -38,7 +38,7 @@ bool HasSkinnyMatmul(const at::Tensor& rows, const at::Tensor& weight) {
          rows.numel() / rows.size(-1) <= kMaxSkinnyRows;
 }
 
-at::Tensor SkinnyMatmul(const at::Tensor& rows, const at::Tensor& weight) {
+at::Tensor SkinnyMatmul(const at::Tensor& rows, const at::Tensor& weight, at::ScalarType dtype) {
   HL_CHECK(rows.size(-1) == weight.size(1), "a product of ", Describe(rows), " with the weight ",
            Describe(weight), ". Use rows of ", weight.size(1), " elements.");
   const at::Tensor a = rows.to(at::kFloat).contiguous(), w = weight.contiguous();
@@ -55,7 +55,7 @@ at::Tensor SkinnyMatmul(const at::Tensor& rows, const at::Tensor& weight) {
          .out = MutableElements<float>(out)});
   };
   w.scalar_type() == at::kFloat ? multiply(Elements<float>(w)) : multiply(Elements<Bf16>(w));
-  return out.to(rows.scalar_type());
+  return out.to(dtype);
 }
 
 RightOperand::RightOperand(const at::Tensor& matrix, bool transposed)
