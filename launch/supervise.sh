@@ -42,16 +42,24 @@ version_of() {
 # ckpt/LATEST before the first attempt. `--resume step=N`, `path=DIR` and `none` set where a run
 # begins, so repeating them would discard what earlier attempts saved. Every save, and a load of an
 # older step, replaces LATEST. If LATEST is unchanged, nothing was saved and the option is kept.
+# --skip-data is dropped with it: the checkpoint that the first attempt saves at once contains it.
 go_on_since() {
-  local i version
+  local i version changed=()
   capture version version_of ckpt/LATEST || true
   if [ "$version" = "$1" ]; then return 0; fi
-  for i in "${!launch[@]}"; do
+  for ((i = 0; i < ${#launch[@]}; ++i)); do
     case ${launch[i]} in
-      --resume) if [ $((i + 1)) -lt ${#launch[@]} ]; then launch[i + 1]=auto; fi ;;
-      --resume=*) launch[i]=--resume=auto ;;
+      --resume=*) changed+=(--resume=auto) ;;
+      --skip-data=*) ;;
+      --resume)
+        changed+=(--resume)
+        if ((++i < ${#launch[@]})); then changed+=(auto); fi
+        ;;
+      --skip-data) i=$((i + 1)) ;;
+      *) changed+=("${launch[i]}") ;;
     esac
   done
+  launch=("${changed[@]}")
 }
 
 # Whether all ranks handle USR1. The launchers forward USR1, and it would end a rank that has no

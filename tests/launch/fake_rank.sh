@@ -30,12 +30,14 @@ run_until_asked() {
   trap '' TERM  # mpirun's, which it sends when the other rank has ended: real ranks end together
 }
 
-# The value after --resume in the arguments, if any.
+# The values after --resume and --skip-data in the arguments, if any.
 resume_of() {
   while [ $# -gt 0 ]; do
     case $1 in
-      --resume) echo ", resume $2" ;;
-      --resume=*) echo ", resume ${1#--resume=}" ;;
+      --resume) printf ', resume %s' "$2" ;;
+      --resume=*) printf ', resume %s' "${1#--resume=}" ;;
+      --skip-data) printf ', skip %s' "$2" ;;
+      --skip-data=*) printf ', skip %s' "${1#--skip-data=}" ;;
     esac
     shift
   done

@@ -111,9 +111,19 @@ for request in "--resume step=10" "--resume=step=10" "--resume path=elsewhere" "
   first=${request#--resume?}
   check "$request: later attempts go on from the newest" "$first auto auto " "$(resumes)"
 done
+for request in "--resume step=10 --skip-data 3" "--skip-data=3 --resume=step=10"; do
+  rm -rf "$folder"/notes.* "$folder/ckpt"
+  # shellcheck disable=SC2086  # a word each
+  bash "$run_sh" --restart -- "$fake" "$folder" exit-saved 75 75 0 $request --run "$folder" >"$folder/log" 2>&1
+  check "$request: exit 0 in the end" 0 $?
+  check "$request: only the first attempt leaves out data" "1 2" "$(grep -c 'skip 3' "$folder/notes.0") $(grep -c 'resume auto$' "$folder/notes.0")"
+done
 rm -f "$folder"/notes.*
 bash "$run_sh" --restart -- "$fake" "$folder" exit 72 72 2 --run "$folder" --resume path=elsewhere >"$folder/log" 2>&1
 check "nothing saved: the request stands" "path=elsewhere path=elsewhere path=elsewhere " "$(resumes)"
+rm -f "$folder"/notes.*
+bash "$run_sh" --restart -- "$fake" "$folder" exit 72 72 2 --run "$folder" --resume step=10 --skip-data 3 >"$folder/log" 2>&1
+check "nothing saved: the data to leave out as well" 3 "$(grep -c 'resume step=10, skip 3' "$folder/notes.0")"
 
 new_case no_restart
 bash "$run_sh" -- "$fake" "$folder" exit 75 0 >"$folder/log" 2>&1

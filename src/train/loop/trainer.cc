@@ -148,6 +148,8 @@ Trainer::Trainer(RunConfig config, Device device, RunFolder folder, dist::RankCo
   if (config_.train.preference.is_on()) StartPreference(options);
   WarnOfSchedule();
   save_ = std::make_unique<BackgroundSave>(*store_, *store_comm_, *arena_);
+  // A restart with --resume auto must not train on the data that was left out.
+  if (options.skip_data > 0 && !Finished()) SaveNow(/*must_succeed=*/true, /*final=*/false);
   folder_.Keep();
 }
 

@@ -438,6 +438,7 @@ TEST_F(RollbackTest, HasTheBitsOfARunThatIsResumedByHand) {
               ExitCode::kFinished);
     EXPECT_THAT(log_, HasSubstr(Concat("step 120, without the data of ", skipped, " steps")));
     EXPECT_TRUE(Arrays(ranks) == expected);
+    EXPECT_EQ(StateOf(120).data.next_sample, (120 + skipped) * 8) << "as a restart needs it";
     EXPECT_EQ(StateOf(140).guard.loss_window, end.guard.loss_window);
     fs::remove_all(folder_);
   }
