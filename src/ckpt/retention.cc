@@ -1,5 +1,6 @@
 #include "ckpt/retention.h"
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
 
@@ -25,6 +26,11 @@ std::optional<double> MetricOfGoodStep(const std::filesystem::path& step_dir,
     HL_WARN("ckpt", step_dir.filename().string(), " is not counted as a good step: ", error.what());
     return std::nullopt;
   }
+}
+
+bool IsPinned(const std::filesystem::path& step_dir) {
+  std::error_code ignored;
+  return std::filesystem::exists(step_dir / "KEEP", ignored);
 }
 
 // Returns the newest step with the lowest metric, or nullopt if no step has the metric.
@@ -57,12 +63,11 @@ std::vector<RetentionChoice> PlanRetention(
   int num_good = 0;
   for (size_t i = 0; i < choices.size(); ++i) {
     RetentionChoice& choice = choices[i];
-    std::error_code ignored;
     if (!metrics[i] || (num_good < policy.keep_last && !stays_good(i))) {
       choice.reason = "does not verify: kept for people, not counted";
     } else if (++num_good <= policy.keep_last) {
       choice.reason = Concat("one of the newest ", policy.keep_last);
-    } else if (std::filesystem::exists(choice.step.path / "KEEP", ignored)) {
+    } else if (IsPinned(choice.step.path)) {
       choice.reason = "pinned by its KEEP file";
     } else if (policy.keep_every > 0 && choice.step.step % policy.keep_every == 0) {
       choice.reason = Concat("every ", policy.keep_every, " steps");
@@ -88,6 +93,20 @@ void ApplyRetention(const std::filesystem::path& ckpt_dir,
                     const std::vector<RetentionChoice>& choices) {
   for (const RetentionChoice& choice : choices) {
     if (!choice.keep) MoveToTrash(ckpt_dir, choice.step.path);
+  }
+  EmptyTrash(ckpt_dir);
+}
+
+void DeleteSuperseded(const std::filesystem::path& ckpt_dir,
+                      const std::vector<StepDir>& before) noexcept {
+  try {
+    for (const StepDir& step : ListSteps(ckpt_dir)) {
+      if (step.kind == StepDir::Kind::kSuperseded && !IsPinned(step.path) &&
+          std::ranges::find(before, step.path, &StepDir::path) == before.end())
+        MoveToTrash(ckpt_dir, step.path);
+    }
+  } catch (const std::exception& error) {
+    HL_WARN("ckpt", "superseded steps were not deleted: ", error.what());
   }
   EmptyTrash(ckpt_dir);
 }

@@ -38,4 +38,9 @@ std::vector<RetentionChoice> PlanRetention(
 void ApplyRetention(const std::filesystem::path& ckpt_dir,
                     const std::vector<RetentionChoice>& choices);
 
+// Deletes the steps that were renamed to .superseded since `before`, a list of all steps, except
+// those with a KEEP file. A failure is logged.
+void DeleteSuperseded(const std::filesystem::path& ckpt_dir,
+                      const std::vector<StepDir>& before) noexcept;
+
 }  // namespace halflife::ckpt

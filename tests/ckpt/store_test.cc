@@ -367,6 +367,22 @@ TEST(StoreTest, RetentionKeepsTheNewestAndThePinned) {
                           "step_000000000090", "step_000000000100"));
 }
 
+TEST(StoreTest, DeletesTheStepsThatWereSupersededSinceThen) {
+  const TempDir run;
+  const auto make = [&](const char* name) { fs::create_directories(run / "ckpt" / name); };
+  make("step_000000000010");
+  make("step_000000000020.superseded");
+  const std::vector<StepDir> before = ListSteps(run / "ckpt");
+  for (const char* name : {"step_000000000020.superseded.0af1", "step_000000000030.superseded",
+                           "step_000000000040.superseded", "step_000000000050.bad"})
+    make(name);
+  std::ofstream(run / "ckpt/step_000000000040.superseded/KEEP") << "";
+  DeleteSuperseded(run / "ckpt", before);
+  EXPECT_THAT(ListCkpt(run.path()),
+              ElementsAre("step_000000000010", "step_000000000020.superseded",
+                          "step_000000000040.superseded", "step_000000000050.bad"));
+}
+
 TEST(StoreTest, TheBestStepOutlivesNewerOnes) {
   const TempDir run;
   const StoreConfig config{.retention = {.keep_last = 2, .keep_every = 0, .keep_best = "loss"}};

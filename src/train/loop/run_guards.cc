@@ -57,10 +57,13 @@ bool RollbackIsDue(const RunConfig& config, uint64_t step, const ckpt::GuardStat
 
 std::optional<uint64_t> StepToGoBackTo(const std::vector<ckpt::StepDir>& steps,
                                        const ckpt::GuardState& guard) {
-  if (steps.empty()) return std::nullopt;
-  const auto before = std::ranges::find_if(
-      steps, [&](const ckpt::StepDir& dir) { return dir.step < guard.spikes.front(); });
-  return before == steps.end() ? steps.back().step : before->step;
+  std::optional<uint64_t> found;
+  for (const ckpt::StepDir& dir : steps) {
+    if (dir.kind != ckpt::StepDir::Kind::kPublished) continue;
+    found = dir.step;
+    if (dir.step < guard.spikes.front()) break;
+  }
+  return found;
 }
 
 double LargestLoss(const RunConfig& config, const ckpt::GuardState& guard) {

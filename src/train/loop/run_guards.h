@@ -28,8 +28,8 @@ void GuardNonFinite(const RunConfig& config, uint64_t step, const StepResult& re
 // train.rollback_spikes of the last train.rollback_window steps were, or more than train.max_skips
 // in a row. Always false if train.max_rollbacks is 0.
 bool RollbackIsDue(const RunConfig& config, uint64_t step, const ckpt::GuardState& guard);
-// Returns the newest of `steps` (newest first) that was saved before the spikes of `guard`, or else
-// the oldest. Returns nullopt if there are none.
+// Returns the newest published one of `steps` (newest first) that was saved before the spikes of
+// `guard`, or else the oldest. Returns nullopt if there are none.
 std::optional<uint64_t> StepToGoBackTo(const std::vector<ckpt::StepDir>& steps,
                                        const ckpt::GuardState& guard);
 

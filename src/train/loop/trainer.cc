@@ -10,6 +10,7 @@
 #include "ckpt/agreement.h"
 #include "ckpt/collective.h"
 #include "ckpt/merged_weights.h"
+#include "ckpt/retention.h"
 #include "ckpt/step_dir.h"
 #include "core/error.h"
 #include "core/fault.h"
@@ -326,16 +327,17 @@ std::optional<ckpt::LoadReport> Trainer::Load(const ckpt::ResumeRequest& request
 
 // Goes back to a checkpoint before the spikes, and continues with the data after them. That
 // checkpoint is written again with the new place in the data, so a run that is stopped before its
-// next save resumes there.
+// next save resumes there. The newer ones are then deleted.
 void Trainer::RollBack() {
   AwaitSave();
   runner_->AwaitParameters();
   const uint64_t spike = state_.step, next_data = DataStep();
   const uint32_t rollbacks = state_.guard.rollbacks + 1;
   std::string step;
+  std::vector<ckpt::StepDir> steps;
   if (context_.rank() == 0) {
-    const auto found = StepToGoBackTo(ckpt::ListPublished(folder_.path() / "ckpt"), state_.guard);
-    if (found) step = Concat(*found);
+    steps = ckpt::ListSteps(folder_.path() / "ckpt");
+    if (const auto found = StepToGoBackTo(steps, state_.guard)) step = Concat(*found);
   }
   step = dist::BroadcastBytes(context_.control(), step, 0, {"rollback", 0});
   HL_CHECK_AS(ExitCode::kNonFinite, !step.empty(), "step ", spike,
@@ -356,6 +358,7 @@ void Trainer::RollBack() {
     OpenMetrics();
   }
   SaveNow(/*must_succeed=*/true, /*final=*/false);
+  if (context_.rank() == 0) ckpt::DeleteSuperseded(folder_.path() / "ckpt", steps);
 }
 
 void Trainer::Start(const TrainOptions& options) {

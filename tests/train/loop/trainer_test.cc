@@ -444,6 +444,23 @@ TEST_F(RollbackTest, HasTheBitsOfARunThatIsResumedByHand) {
   }
 }
 
+// Otherwise every rollback would leave whole checkpoints behind, which no retention deletes.
+TEST_F(RollbackTest, DeletesTheNewerStepsButNotThoseOfAnEarlierBranch) {
+  std::vector<std::string> set =
+      With({"ckpt.every=2", "train.rollback_spikes=4", "train.rollback_window=8"});
+  ASSERT_EQ(Train({.set = set}), ExitCode::kFinished);
+  set.emplace_back("train.max_rollbacks=99");
+  ASSERT_EQ(Train({.set = set, .resume = "step=120"}), ExitCode::kFinished) << log_;
+  EXPECT_THAT(log_, HasSubstr("(rollback 1 of at most 99)"));
+  EXPECT_THAT(log_, HasSubstr(".superseded.")) << "the second such step of a number";
+  std::vector<std::string> left, earlier;
+  for (uint64_t step = 140; step > 120; step -= 2)
+    earlier.push_back(ckpt::StepName(step) + ".superseded");
+  for (const ckpt::StepDir& step : ckpt::ListSteps(folder_ / "ckpt"))
+    if (step.kind == ckpt::StepDir::Kind::kSuperseded) left.push_back(step.path.filename());
+  EXPECT_EQ(left, earlier);
+}
+
 TEST_F(RollbackTest, EndsAfterTheMostRollbacksOrWithoutACheckpoint) {
   const std::vector<std::string> set = {"train.max_rollbacks=1", "train.rollback_spikes=1",
                                         "train.rollback_window=1"};
