@@ -66,6 +66,18 @@ std::optional<uint64_t> StepToGoBackTo(const std::vector<ckpt::StepDir>& steps,
   return found;
 }
 
+std::string RollbackWarning(const RunConfig& config) {
+  const ckpt::RetentionPolicy& kept = config.ckpt.store.retention;
+  const int64_t steps = kept.keep_last * config.ckpt.every;
+  if (config.train.max_rollbacks == 0 || kept.keep_every > 0 ||
+      steps >= config.train.rollback_window)
+    return "";
+  return Concat("ckpt.keep_last ", kept.keep_last, " and ckpt.every ", config.ckpt.every,
+                " keep checkpoints of the last ", steps, " steps, and train.rollback_window is ",
+                config.train.rollback_window,
+                ": a rollback may find none from before the spikes. Use a larger ckpt.keep_last.");
+}
+
 double LargestLoss(const RunConfig& config, const ckpt::GuardState& guard) {
   const std::vector<double>& losses = guard.loss_window;
   if (config.train.spike_sigmas == 0 || losses.size() < kSpikeWindow)

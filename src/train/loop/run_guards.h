@@ -32,6 +32,9 @@ bool RollbackIsDue(const RunConfig& config, uint64_t step, const ckpt::GuardStat
 // `guard`, or else the oldest. Returns nullopt if there are none.
 std::optional<uint64_t> StepToGoBackTo(const std::vector<ckpt::StepDir>& steps,
                                        const ckpt::GuardState& guard);
+// Returns a sentence if the run keeps no checkpoint from before train.rollback_window, in which
+// spikes are counted. Otherwise returns an empty string.
+std::string RollbackWarning(const RunConfig& config);
 
 // The largest loss that train.spike_sigmas accepts: the mean of the last kSpikeWindow losses plus
 // that many standard deviations. Infinite if the guard is off or fewer losses are known.

@@ -333,6 +333,7 @@ void Trainer::RollBack() {
   runner_->AwaitParameters();
   const uint64_t spike = state_.step, next_data = DataStep();
   const uint32_t rollbacks = state_.guard.rollbacks + 1;
+  const uint64_t first_spike = state_.guard.spikes.front();
   std::string step;
   std::vector<ckpt::StepDir> steps;
   if (context_.rank() == 0) {
@@ -345,6 +346,11 @@ void Trainer::RollBack() {
               "ckpt.every.");
   Load({.mode = ckpt::ResumeMode::kStep, .step = std::stoull(step)});
   state_.guard.rollbacks = rollbacks;
+  const bool after_spike = state_.step >= first_spike;
+  if (after_spike) {  // With the spikes that it has seen, the next one would be enough.
+    state_.guard.spikes.clear();
+    state_.guard.consecutive_skips = 0;
+  }
   skipped_steps_ = next_data - state_.step;
   source_->Seek(source_->order().FirstSample(DataStep()));
   target_guard_.emplace(config_, source_->order());
@@ -355,6 +361,10 @@ void Trainer::RollBack() {
     HL_WARN("train", "went back from step ", spike, " to step ", state_.step,
             " because of spikes (rollback ", rollbacks, " of at most ", config_.train.max_rollbacks,
             "), and skips the data of the ", spike - state_.step, " steps between them");
+    if (after_spike)
+      HL_WARN("train", "step ", state_.step,
+              " is the oldest checkpoint, and the first spike is at step ", first_spike,
+              ". Use a larger ckpt.keep_last to go back to before the spikes.");
     OpenMetrics();
   }
   SaveNow(/*must_succeed=*/true, /*final=*/false);
@@ -522,9 +532,11 @@ void Trainer::OpenMetrics() {
 }
 
 // Rank 0 warns if the schedule does not fit the run's length, or does not continue the learning
-// rate of the checkpoint.
+// rate of the checkpoint, and if rollbacks may lack a checkpoint.
 void Trainer::WarnOfSchedule() const {
   if (context_.rank() != 0 || Finished()) return;
+  if (const std::string warning = RollbackWarning(config_); !warning.empty())
+    HL_WARN("train", warning);
   const ScheduleConfig& schedule = config_.schedule;
   if (const std::string warning = ScheduleWarning(schedule, config_.train.steps); !warning.empty())
     HL_WARN("train", warning);

@@ -97,6 +97,26 @@ TEST(SpikeGuard, GoesBackAfterSeveralSpikesInItsWindow) {
   EXPECT_EQ(StepToGoBackTo({}, {.spikes = {95}}), std::nullopt);
 }
 
+TEST(SpikeGuard, WarnsIfCheckpointsAreDeletedBeforeARollbackNeedsThem) {
+  RunConfig config = Config("skip", 9);
+  config.train.max_rollbacks = 2;
+  config.train.rollback_window = 100;
+  config.ckpt.every = 33;
+  config.ckpt.store.retention.keep_last = 3;
+  EXPECT_EQ(RollbackWarning(config),
+            "ckpt.keep_last 3 and ckpt.every 33 keep checkpoints of the last 99 steps, and "
+            "train.rollback_window is 100: a rollback may find none from before the spikes. Use a "
+            "larger ckpt.keep_last.");
+  config.ckpt.every = 34;
+  EXPECT_EQ(RollbackWarning(config), "");
+  config.ckpt.every = 5;
+  config.ckpt.store.retention.keep_every = 50;
+  EXPECT_EQ(RollbackWarning(config), "");
+  config = RunConfig();
+  config.ckpt.every = 1;
+  EXPECT_EQ(RollbackWarning(config), "") << "without rollbacks";
+}
+
 TEST(Patience, EndsAfterValidationsWithoutANewBest) {
   RunConfig config;
   config.train.patience = 2;

@@ -461,6 +461,20 @@ TEST_F(RollbackTest, DeletesTheNewerStepsButNotThoseOfAnEarlierBranch) {
   EXPECT_EQ(left, earlier);
 }
 
+// With the spikes before it, the next single spike would make the run go back again.
+TEST_F(RollbackTest, ToAStepAfterTheFirstSpikeForgetsTheSpikes) {
+  std::vector<std::string> set = With({"ckpt.every=1", "train.rollback_spikes=4",
+                                       "train.rollback_window=30", "train.max_rollbacks=99"});
+  set.emplace_back("ckpt.keep_last=2");
+  ASSERT_EQ(Train({.set = set}), ExitCode::kFinished) << log_;
+  EXPECT_THAT(log_, HasSubstr("ckpt.keep_last 2 and ckpt.every 1 keep checkpoints of the last 2 "));
+  EXPECT_THAT(log_, HasSubstr(" is the oldest checkpoint, and the first spike is at step "));
+  const std::string mark = " to step ";
+  const uint64_t back = std::stoull(log_.substr(log_.rfind(mark) + mark.size()));
+  EXPECT_GT(back, 129u);
+  for (const uint64_t spike : StateOf(140).guard.spikes) EXPECT_GT(spike, back);
+}
+
 TEST_F(RollbackTest, EndsAfterTheMostRollbacksOrWithoutACheckpoint) {
   const std::vector<std::string> set = {"train.max_rollbacks=1", "train.rollback_spikes=1",
                                         "train.rollback_window=1"};
