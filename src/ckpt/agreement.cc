@@ -53,11 +53,12 @@ constexpr char kOptimizerState[] = "optimizer state";
 
 class Comparison {
  public:
-  explicit Comparison(const std::vector<std::string>& allowed) : allowed_(allowed) {}
+  explicit Comparison(const Expectation& expectation) : expectation_(expectation) {}
 
   void Value(const std::string& name, const std::string& stored, const std::string& wanted) {
     const auto allows = [&](const std::string& allowed) { return Allows(allowed, name); };
-    if (std::ranges::none_of(allowed_, allows)) Structure(name, stored, wanted);
+    if (expectation_.may_differ && expectation_.may_differ(name)) return;
+    if (std::ranges::none_of(expectation_.allow_change, allows)) Structure(name, stored, wanted);
   }
 
   void Structure(const std::string& name, const std::string& stored, const std::string& wanted) {
@@ -123,7 +124,7 @@ class Comparison {
     return arrays.empty() ? "none" : Join(arrays, ", ");
   }
 
-  const std::vector<std::string>& allowed_;
+  const Expectation& expectation_;
   std::vector<std::string> lines_;
 };
 
@@ -162,7 +163,7 @@ Fields FlattenJson(const std::string& text) {
 
 std::vector<std::string> FindDifferences(const Manifest& manifest, const Expectation& expectation,
                                          const ArenaView& arena) {
-  Comparison comparison(expectation.allow_change);
+  Comparison comparison(expectation);
   comparison.Value(kMixer, manifest.state.model_family, expectation.model_family);
   const Expectation stored = StoredIn(manifest, expectation);
   comparison.AllFields(FlattenJson(stored.model_config_json),

@@ -59,7 +59,9 @@ struct Expectation {
   // The values of trajectory fields that an old checkpoint does not have: the behaviour of the
   // program that wrote it.
   std::map<std::string, std::string> trajectory_defaults = {};
-  std::vector<std::string> allow_change;                     // Names of fields that may differ.
+  std::vector<std::string> allow_change;  // Names of fields that may differ.
+  // Whether a field may differ although it is not in allow_change. Empty: none may.
+  std::function<bool(const std::string& field)> may_differ = {};
   uint64_t max_step = std::numeric_limits<uint64_t>::max();  // The run's last step: train.steps.
 };
 

@@ -64,6 +64,11 @@ data::TokenSourceConfig SourceConfig(const RunConfig& config, const dist::DataMe
           .epoch_end = data::EpochEndOf(config.data.epoch_end)};
 }
 
+// The position in the data is step x global_batch windows of seq_len in the seed's order.
+constexpr const char* kFixedFields[] = {"train.global_batch", "data.seq_len", "data.epoch_end",
+                                        "train.seed",         "data.hash",    "data.order_version",
+                                        "data.blend_version"};
+
 // All sources of a blend, as one field of the trajectory.
 constexpr char kSourceField[] = "data.source";
 
@@ -260,9 +265,7 @@ std::vector<std::string> Trainer::FieldsToChange(const std::vector<std::string>&
 }
 
 void Trainer::Resume(const TrainOptions& options) {
-  // The position in the data is step x global_batch windows of seq_len in the seed's order.
-  for (const char* fixed : {"train.global_batch", "data.seq_len", "data.epoch_end", "train.seed",
-                            "data.hash", "data.order_version", "data.blend_version"}) {
+  for (const char* fixed : kFixedFields) {
     HL_CHECK_AS(ExitCode::kUsage,
                 std::find(options.allow_change.begin(), options.allow_change.end(), fixed) ==
                     options.allow_change.end(),
@@ -294,7 +297,8 @@ void Trainer::Resume(const TrainOptions& options) {
   source_->Seek(source_->order().FirstSample(DataStep()));
 }
 
-std::optional<ckpt::LoadReport> Trainer::Load(const ckpt::ResumeRequest& request) {
+std::optional<ckpt::LoadReport> Trainer::Load(
+    const ckpt::ResumeRequest& request, const std::function<bool(const std::string&)>& may_differ) {
   const ckpt::StepState expected = CurrentState(false);
   // A fresh start needs no host memory for the model, and a resume only for the own slices.
   if (!arena_is_stored()) loaded_ = std::make_unique<HostSlices>(*arena_, store_comm_->rank());
@@ -309,6 +313,7 @@ std::optional<ckpt::LoadReport> Trainer::Load(const ckpt::ResumeRequest& request
                     .trajectory = expected.trajectory,
                     .trajectory_defaults = TrajectoryFields(RunConfig()),
                     .allow_change = allow_change_,
+                    .may_differ = may_differ,
                     .max_step = static_cast<uint64_t>(config_.train.steps)},
                    loaded_ ? loaded_->View() : InPlaceArena(),
                    loaded_ ? [this] { loaded_->Allocate(); return loaded_->View(); }
@@ -344,7 +349,9 @@ void Trainer::RollBack() {
   HL_CHECK_AS(ExitCode::kNonFinite, !step.empty(), "step ", spike,
               ": the loss is a spike, and the run has no checkpoint to go back to. Use a smaller "
               "ckpt.every.");
-  Load({.mode = ckpt::ResumeMode::kStep, .step = std::stoull(step)});
+  // The step may be from before a change that --allow-change has allowed since.
+  Load({.mode = ckpt::ResumeMode::kStep, .step = std::stoull(step)},
+       [](const std::string& field) { return std::ranges::count(kFixedFields, field) == 0; });
   state_.guard.rollbacks = rollbacks;
   const bool after_spike = state_.step >= first_spike;
   if (after_spike) {  // With the spikes that it has seen, the next one would be enough.

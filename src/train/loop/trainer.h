@@ -7,6 +7,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -64,8 +65,11 @@ class Trainer {
   std::vector<std::string> FieldsToChange(const std::vector<std::string>& names,
                                           const ckpt::StepState& expected) const;
   void Resume(const TrainOptions& options);
-  // Fills the arena, state_ and skipped_steps_ from a checkpoint, if there is one.
-  std::optional<ckpt::LoadReport> Load(const ckpt::ResumeRequest& request);
+  // Fills the arena, state_ and skipped_steps_ from a checkpoint, if there is one. `may_differ`: as
+  // in ckpt::Expectation.
+  std::optional<ckpt::LoadReport> Load(
+      const ckpt::ResumeRequest& request,
+      const std::function<bool(const std::string& field)>& may_differ = {});
   void RollBack();
   // The step of the data's order that the next step trains on.
   uint64_t DataStep() const { return state_.step + skipped_steps_; }

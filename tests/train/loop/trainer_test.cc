@@ -475,6 +475,21 @@ TEST_F(RollbackTest, ToAStepAfterTheFirstSpikeForgetsTheSpikes) {
   for (const uint64_t spike : StateOf(140).guard.spikes) EXPECT_GT(spike, back);
 }
 
+TEST_F(RollbackTest, ToAStepFromBeforeAChangeThatAnEarlierAttemptAllowed) {
+  ASSERT_EQ(Train({.set = With({"ckpt.every=60"})}), ExitCode::kFinished);
+  std::vector<std::string> set = With({"ckpt.every=66", "train.max_rollbacks=99",
+                                       "train.rollback_window=30", "optimizer.weight_decay=0.3"});
+  std::vector<std::string> counts = set;
+  counts.emplace_back("train.rollback_spikes=30");
+  ASSERT_EQ(
+      Train({.set = counts, .resume = "step=120", .allow_change = {"optimizer.weight_decay"}}),
+      ExitCode::kFinished);
+  ASSERT_FALSE(StateOf(132).guard.spikes.empty());
+  set.emplace_back("train.rollback_spikes=4");
+  ASSERT_EQ(Train({.set = set, .resume = "step=132"}), ExitCode::kFinished) << log_;
+  EXPECT_THAT(log_, HasSubstr("to step 120 because of spikes (rollback 1 of at most 99)"));
+}
+
 TEST_F(RollbackTest, EndsAfterTheMostRollbacksOrWithoutACheckpoint) {
   const std::vector<std::string> set = {"train.max_rollbacks=1", "train.rollback_spikes=1",
                                         "train.rollback_window=1"};
