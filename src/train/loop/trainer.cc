@@ -290,6 +290,7 @@ void Trainer::Resume(const TrainOptions& options) {
   if (lora_) LoadLoraBase();
   const bool own_step = loaded && loaded->own;
   if (own_step) save_policy_.NoteSaved(static_cast<int64_t>(state_.step));
+  if (own_step && options.skip_data > 0) state_.parent_step = loaded->state.parent_step;
   save_policy_.TakeBest(state_.metrics, own_step);
   if (loaded && config_.data.is_blend())
     source_ =
@@ -350,8 +351,10 @@ void Trainer::RollBack() {
               ": the loss is a spike, and the run has no checkpoint to go back to. Use a smaller "
               "ckpt.every.");
   // The step may be from before a change that --allow-change has allowed since.
-  Load({.mode = ckpt::ResumeMode::kStep, .step = std::stoull(step)},
-       [](const std::string& field) { return std::ranges::count(kFixedFields, field) == 0; });
+  const auto loaded =
+      Load({.mode = ckpt::ResumeMode::kStep, .step = std::stoull(step)},
+           [](const std::string& field) { return std::ranges::count(kFixedFields, field) == 0; });
+  state_.parent_step = loaded->state.parent_step;  // It is written again, and not its own parent.
   state_.guard.rollbacks = rollbacks;
   const bool after_spike = state_.step >= first_spike;
   if (after_spike) {  // With the spikes that it has seen, the next one would be enough.

@@ -430,6 +430,7 @@ TEST_F(RollbackTest, HasTheBitsOfARunThatIsResumedByHand) {
     // A run that was stopped after its rollback would continue with the same data.
     EXPECT_EQ(kept.guard.rollbacks, end.guard.rollbacks);
     EXPECT_EQ(kept.data.next_sample, (120 + skipped) * 8);
+    EXPECT_EQ(kept.parent_step, "") << "the step is written again, and not its own parent";
     fs::remove_all(folder_);
 
     ASSERT_EQ(Train({.ranks = ranks, .set = With(set)}), ExitCode::kFinished);
@@ -439,6 +440,7 @@ TEST_F(RollbackTest, HasTheBitsOfARunThatIsResumedByHand) {
     EXPECT_THAT(log_, HasSubstr(Concat("step 120, without the data of ", skipped, " steps")));
     EXPECT_TRUE(Arrays(ranks) == expected);
     EXPECT_EQ(StateOf(120).data.next_sample, (120 + skipped) * 8) << "as a restart needs it";
+    EXPECT_EQ(StateOf(120).parent_step, "");
     EXPECT_EQ(StateOf(140).guard.loss_window, end.guard.loss_window);
     fs::remove_all(folder_);
   }
