@@ -208,6 +208,11 @@ void CheckLoop(const RunConfig& c, int world_size, Problems& problems) {
                    t.max_rollbacks, "0 without train.spike_sigmas, which defines a spike");
   problems.Require(t.max_rollbacks == 0 || c.ckpt.every > 0, "train.max_rollbacks", t.max_rollbacks,
                    "0 without ckpt.every: there is no checkpoint to go back to");
+  // The data of a step is then not that of its epoch.
+  problems.Require(t.max_rollbacks == 0 || !c.schedule.per_epoch, "train.max_rollbacks",
+                   t.max_rollbacks, "0 with schedule.per_epoch, whose epochs are counted in steps");
+  problems.Require(t.max_rollbacks == 0 || c.eval.every_epochs == 0, "train.max_rollbacks",
+                   t.max_rollbacks, "0 with eval.every_epochs, or eval.every");
   problems.Require(t.rollback_spikes >= 1, "train.rollback_spikes", t.rollback_spikes,
                    "a number >= 1");
   problems.Require(t.rollback_window >= t.rollback_spikes, "train.rollback_window",

@@ -328,6 +328,13 @@ TEST(RunConfig, RollbacksNeedSpikesAndCheckpoints) {
       "train.rollback_window: 2. Use at least train.rollback_spikes, 3");
   EXPECT_NO_THROW(
       Validate(Parse({"train.max_rollbacks=2", "train.spike_sigmas=6", "ckpt.every=5"}), 1));
+  EXPECT_HL_ERROR(
+      Validate(Parse({"train.max_rollbacks=2", "train.spike_sigmas=6", "ckpt.every=5",
+                      "schedule.per_epoch=true", "train.max_epochs=3", "eval.every_epochs=1"}),
+               1),
+      ExitCode::kUsage,
+      "train.max_rollbacks: 2. Use 0 with schedule.per_epoch, whose epochs are counted in steps",
+      "train.max_rollbacks: 2. Use 0 with eval.every_epochs, or eval.every");
 }
 
 TEST(RunConfig, MissingFile) {
