@@ -60,8 +60,7 @@ void CheckGroups(const std::vector<ParameterGroup>& groups, Problems& problems) 
 
 void CheckPhases(const ScheduleConfig& schedule, Problems& problems) {
   constexpr int64_t kMostPhaseSteps = int64_t{1} << 40;
-  double shares = 0;
-  bool lengths_valid = true;
+  double shares = 0, reached = 1;
   std::vector<std::string> names, rest;
   for (size_t i = 0; i < schedule.phases.size(); ++i) {
     const PhaseConfig& phase = schedule.phases[i];
@@ -70,16 +69,20 @@ void CheckPhases(const ScheduleConfig& schedule, Problems& problems) {
                      "letters, digits, '_', '-' and '.'");
     problems.Require(std::ranges::count(names, phase.name) == 0, field("name"), phase.name,
                      "a name that no other phase has");
-    const bool in_range = phase.steps >= 0 && phase.steps <= kMostPhaseSteps;
-    problems.Require(in_range, field("steps"), phase.steps, Concat("1 to ", kMostPhaseSteps));
+    problems.Require(phase.steps >= 0 && phase.steps <= kMostPhaseSteps, field("steps"),
+                     phase.steps, Concat("1 to ", kMostPhaseSteps));
     problems.Require(phase.share >= 0 && phase.share <= 1, field("share"), phase.share, "(0, 1]");
-    lengths_valid = lengths_valid && in_range && phase.share >= 0 && phase.share <= 1;
     problems.Require(phase.steps == 0 || phase.share == 0, field("share"), phase.share,
                      "either steps or share");
     problems.OneOf(field("shape"), phase.shape, {"linear", "cosine", "sqrt", "exponential"});
     for (const auto& [name, rate] : {std::pair("from", phase.from), std::pair("to", phase.to)})
       problems.Require(!rate || (std::isfinite(*rate) && *rate >= 0), field(name), rate.value_or(0),
                        "a number >= 0");
+    const double from = phase.from.value_or(reached);
+    reached = phase.to.value_or(from);
+    problems.Require(phase.shape != "exponential" || (from > 0 && reached > 0), "schedule.phase",
+                     Concat(phase.name, ", exponential from ", from, " to ", reached),
+                     "rates above 0, or another shape");
     names.push_back(phase.name);
     shares += phase.share;
     if (phase.steps == 0 && phase.share == 0) rest.push_back(phase.name);
@@ -89,12 +92,6 @@ void CheckPhases(const ScheduleConfig& schedule, Problems& problems) {
                    "run");
   problems.Require(shares <= 1 + 1e-9, "schedule.phase", Concat("shares with the sum ", shares),
                    "a sum of at most 1");
-  if (!lengths_valid) return;
-  for (const Phase& phase : PhasesOf(schedule, 1 << 30))
-    problems.Require(phase.shape != "exponential" || (phase.from > 0 && phase.to > 0),
-                     "schedule.phase",
-                     Concat(phase.name, ", exponential from ", phase.from, " to ", phase.to),
-                     "rates above 0, or another shape");
 }
 
 void CheckSchedule(const RunConfig& c, Problems& problems) {

@@ -66,8 +66,9 @@ std::vector<int64_t> EndsOf(const std::vector<PhaseConfig>& phases, int64_t tota
 
 std::string ScheduleConfig::PhasesText() const {
   return Join(phases, ", ", [](const PhaseConfig& phase) {
-    return Concat(phase.name, phase.steps > 0 ? Concat(" ", phase.steps, " steps") : "",
-                  phase.share > 0 ? Concat(" ", ShortestText(phase.share), " of the run") : "",
+    return Concat(phase.steps > 0   ? Concat(phase.steps, " steps")
+                  : phase.share > 0 ? ShortestText(phase.share) + " of the run"
+                                    : "the rest",
                   phase.from ? " from " + ShortestText(*phase.from) : "",
                   phase.to ? " to " + ShortestText(*phase.to) : "",
                   phase.shape == "linear" ? "" : " (" + phase.shape + ")");

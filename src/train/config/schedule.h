@@ -32,8 +32,8 @@ struct ScheduleConfig {
   bool per_epoch = false;                // Use LearningRateFactorOfEpoch.
   std::vector<PhaseConfig> phases = {};  // Only of the kind "phases".
 
-  // Returns the phases as one line, for example "warmup 100 steps from 0 to 1, stable, decay 0.1 of
-  // the run to 0 (sqrt)". Checkpoints compare it.
+  // Returns the phases as one line without their names, for example "100 steps from 0 to 1, the
+  // rest, 0.1 of the run to 0 (sqrt)". Checkpoints compare it.
   std::string PhasesText() const;
 };
 

@@ -290,7 +290,7 @@ TEST(RunConfig, PhasesOfTheSchedule) {
   for (const RunConfig& read : {config, ParseRunConfig(ToText(config), "what a run keeps", {})}) {
     EXPECT_EQ(read.schedule.kind, "phases");
     EXPECT_EQ(read.schedule.PhasesText(),
-              "up 5 steps from 0 to 1, rest, down 0.25 of the run to 0.1 (cosine)");
+              "5 steps from 0 to 1, the rest, 0.25 of the run to 0.1 (cosine)");
     EXPECT_EQ(TrajectoryFields(read).at("schedule.phase"), read.schedule.PhasesText());
     EXPECT_NO_THROW(Validate(read, 1));
   }
@@ -317,6 +317,9 @@ TEST(RunConfig, PhasesOfTheSchedule) {
                  "schedule.phase.1.shape: 'step'. Use one of linear, cosine, sqrt, exponential");
   expect_problem({"schedule.phase=[{ name: 'a' to: 0 shape: 'exponential' }]"},
                  "schedule.phase: a, exponential from 1 to 0. Use rates above 0, or another shape");
+  expect_problem({"schedule.phase=[{ name: 'a' steps: 9999999999 }, { name: 'b' steps: 9 to: 0 }, "
+                  "{ name: 'c' share: 1e-12 shape: 'exponential' to: 1 }]"},
+                 "schedule.phase: c, exponential from 0 to 1. Use rates above 0");
   expect_problem({"schedule.phase=[{ steps: -1 }]"}, "schedule.phase.0.steps: -1. Use 1 to ");
 }
 

@@ -181,8 +181,7 @@ TEST(SchedulePhases, FollowEachOther) {
   EXPECT_EQ(StepsBeforeDecay(config, 1000), 900);
   EXPECT_EQ(ScheduleWarning(config, 1000), "");
   EXPECT_EQ(config.PhasesText(),
-            "warmup 100 steps from 0 to 1, stage1, stage2 0.2 of the run from 0.5, decay 0.1 of "
-            "the run to 0 (sqrt)");
+            "100 steps from 0 to 1, the rest, 0.2 of the run from 0.5, 0.1 of the run to 0 (sqrt)");
 }
 
 // In bits. The step before a decay of wsd has the peak rate too, so its decay has a step less.

@@ -383,9 +383,10 @@ TEST_F(TrainerTest, PhasesAreExactAtAResumeAndMayChangeOnlyIfAllowed) {
   const Run other = {
       .set = {"schedule.phase=[{ name: 'all' }]", "ckpt.every=1", "ckpt.keep_last=9"},
       .resume = "step=1"};
-  EXPECT_HL_ERROR(Train(other), ExitCode::kUsage,
-                  "schedule.phase: checkpoint up 2 steps from 0 to 1, down to 0.2 (sqrt), this run "
-                  "all");
+  EXPECT_HL_ERROR(
+      Train(other), ExitCode::kUsage,
+      "schedule.phase: checkpoint 2 steps from 0 to 1, the rest to 0.2 (sqrt), this run "
+      "the rest");
   Run allowed = other;
   allowed.allow_change = {"schedule.phase"};
   EXPECT_EQ(Train(allowed), ExitCode::kFinished);
