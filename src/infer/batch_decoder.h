@@ -80,8 +80,9 @@ struct BatchStats {
 
 class BatchDecoder {
  public:
-  // Number of rows that are decoded together. Larger groups use the weights more often per read, but
-  // where bits depend on the number of rows (see RowGroup), one text costs as much as a full group.
+  // Number of rows that are decoded together. Larger groups use the weights more often per read,
+  // but where bits depend on the number of rows (see RowGroup), one text costs as much as a full
+  // group.
   static constexpr int64_t kGroupRows = 8;
 
   // Borrows `model`. Throws kUsage if the model does not predict next tokens.

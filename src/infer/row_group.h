@@ -3,9 +3,9 @@
 //
 // If a row's bits depend on the number of rows, every step computes all rows, also the empty ones.
 // Matrix products then always have the same shape: libraries choose a kernel by shape, and another
-// kernel rounds differently. Otherwise, a step computes the rows from the first to the last occupied
-// one. Layers whose state grows (attention) run row by row, because each row has its own number of
-// keys.
+// kernel rounds differently. Otherwise, a step computes the rows from the first to the last
+// occupied one. Layers whose state grows (attention) run row by row, because each row has its own
+// number of keys.
 #pragma once
 
 #include <ATen/core/Tensor.h>

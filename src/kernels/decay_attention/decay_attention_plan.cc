@@ -214,9 +214,9 @@ void DeviceSchedule(const DecayAttentionArgs& args, const DeviceLimits& limits,
     plan.forward.v = 64;
   plan.backward_warpgroups = limits.warpgroups && cuda::CanUseWgmmaBackward(args, plan.backward);
   ChooseBatchTiles(args, limits, requested_batch_tiles, plan);
-  // The states of all chunks of a row may need too much memory, and more than the scan by warps (not
-  // with decays of channels). This is decided by the row's length, so that it does not depend on
-  // document boundaries.
+  // The states of all chunks of a row may need too much memory, and more than the scan by warps
+  // (not with decays of channels). This is decided by the row's length, so that it does not depend
+  // on document boundaries.
   DecayAttentionArgs by_length = args;
   by_length.num_chunks = args.batch * ((args.seq_len + decay::kChunk - 1) / decay::kChunk);
   DecayAttentionPlan by_warps = plan;

@@ -28,8 +28,8 @@ bool HasOwnMatmul(const at::Tensor& rows, const at::Tensor& weight);
 // or bf16 on the CPU, few rows, and inference mode. Training does not use it, because the bits of
 // its products must not change with the number of a rank's rows.
 bool HasSkinnyMatmul(const at::Tensor& rows, const at::Tensor& weight);
-// Returns rows weight^T, [..., N], in `dtype`. Sums are fp32 and are rounded once. The bits of a row
-// do not depend on the other rows.
+// Returns rows weight^T, [..., N], in `dtype`. Sums are fp32 and are rounded once. The bits of a
+// row do not depend on the other rows.
 at::Tensor SkinnyMatmul(const at::Tensor& rows, const at::Tensor& weight, at::ScalarType dtype);
 
 }  // namespace halflife::ops

@@ -74,7 +74,8 @@ MeasuredStep ReadMeasuredStep(const std::filesystem::path& run_or_file) {
                            .exposed_rows = 1e-3 * MedianOf(steps, "exposed_rows_ms"),
                            .tokens_per_s = MedianOf(steps, "tokens_per_s"),
                            .peak_memory_bytes = MedianOf(steps, "peak_memory_bytes")};
-  // A line counts all bytes since the line before, which can include those of a validation or a save.
+  // A line counts all bytes since the line before, which can include those of a validation or a
+  // save.
   for (const auto& [key, value] : steps.back().items()) {
     if (!key.starts_with(kBytesOf) || !value.is_number()) continue;
     int64_t least = value.get<int64_t>();
