@@ -155,16 +155,15 @@ std::vector<at::Tensor> LogitsOfEqualRows(const model::LanguageModel& model, int
 
 RowBits CompareRows(const model::LanguageModel& model, int64_t num_rows) {
   const std::vector<at::Tensor> all = LogitsOfEqualRows(model, num_rows);
-  RowBits bits = {.same_for_index = true, .same_for_count = true};
-  for (const at::Tensor& logits : all)
-    bits.same_for_index &= logits.equal(logits.narrow(0, 0, 1).expand_as(logits));
-  for (const int64_t count : {int64_t{1}, int64_t{3}}) {
-    const std::vector<at::Tensor> fewer = LogitsOfEqualRows(model, count);
+  const auto equal = [&](const std::vector<at::Tensor>& others) {
     for (size_t step = 0; step < all.size(); ++step)
-      bits.same_for_count &= fewer[step].equal(all[step].narrow(0, 0, 1).expand_as(fewer[step]));
-  }
-  bits.same_for_count &= bits.same_for_index;
-  return bits;
+      if (!others[step].equal(all[step].narrow(0, 0, 1).expand_as(others[step]))) return false;
+    return true;
+  };
+  if (!equal(all)) return {.same_for_index = false, .same_for_count = false};
+  return {
+      .same_for_index = true,
+      .same_for_count = equal(LogitsOfEqualRows(model, 1)) && equal(LogitsOfEqualRows(model, 3))};
 }
 
 }  // namespace halflife::infer

@@ -4,7 +4,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <filesystem>
@@ -19,10 +18,9 @@
 #include "core/philox.h"
 #include "data/examples/prepare_examples.h"
 #include "dist/local_communicator.h"
-#include "dist/rank_context.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"
-#include "train/loop/trainer.h"
+#include "train/loop/training_runs.h"
 
 namespace halflife::train {
 namespace {
@@ -93,28 +91,12 @@ class PreferenceRun : public testing::Test {
   static ExitCode Train(const Run& run) {
     std::vector<std::string> set = {Concat("data.path=", (*data_dir / "data").string())};
     set.insert(set.end(), run.set.begin(), run.set.end());
-    const RunConfig config = ParseRunConfig(kRecipe, "test", set);
     std::unique_ptr<ckpt::WeightSource> from;
     if (!run.from.empty())
       from = ckpt::WeightsOfStep(ckpt::StepReader::Open(ckpt::FindStep(*data_dir / run.from)));
-    std::atomic<ExitCode> code = ExitCode::kInternal;
-    const auto body = [&](dist::Communicator& comm) {
-      at::set_num_threads(1);
-      const auto context = dist::MakeLocalRankContext(comm);
-      Validate(config, context->world_size());
-      Trainer trainer(config, {}, RunFolder::Open(*data_dir / run.folder, *context, {}), *context,
-                      {.resume = ckpt::ParseResume(run.resume), .init_from = from.get()});
-      code = trainer.Run();
-    };
-    testing::internal::CaptureStderr();
-    try {
-      dist::LocalWorld::Run(run.ranks, body, {.timeout_s = 60});
-    } catch (...) {
-      testing::internal::GetCapturedStderr();
-      throw;
-    }
-    testing::internal::GetCapturedStderr();
-    return code;
+    std::string log;
+    return TrainOnThreads(ParseRunConfig(kRecipe, "test", set), *data_dir / run.folder, run.ranks,
+                          {.resume = ckpt::ParseResume(run.resume), .init_from = from.get()}, log);
   }
   using Losses = std::map<std::pair<int, std::string>, double>;
   static Losses Metrics(const std::string& folder) {

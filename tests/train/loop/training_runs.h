@@ -24,6 +24,29 @@
 
 namespace halflife::train {
 
+// Trains in `folder` on `ranks` threads. `log` becomes what was logged, also if training throws.
+inline ExitCode TrainOnThreads(const RunConfig& config, const std::filesystem::path& folder,
+                               int ranks, const TrainOptions& options, std::string& log,
+                               const dist::LocalOptions& world = {.timeout_s = 60}) {
+  std::atomic<ExitCode> code = ExitCode::kInternal;
+  const auto body = [&](dist::Communicator& comm) {
+    at::set_num_threads(1);
+    const auto context = dist::MakeLocalRankContext(comm);
+    Validate(config, context->world_size());
+    Trainer trainer(config, {}, RunFolder::Open(folder, *context, {}), *context, options);
+    code = trainer.Run();
+  };
+  testing::internal::CaptureStderr();
+  try {
+    dist::LocalWorld::Run(ranks, body, world);
+  } catch (...) {
+    log = testing::internal::GetCapturedStderr();
+    throw;
+  }
+  log = testing::internal::GetCapturedStderr();
+  return code;
+}
+
 class TrainingRuns : public testing::Test {
  protected:
   static void SetUpTestSuite() {
@@ -51,28 +74,12 @@ class TrainingRuns : public testing::Test {
     std::vector<std::string> set = run.set;
     if (!run.data.empty())
       set.push_back(Concat("data.path=", (data_dir->path() / run.data).string()));
-    const RunConfig config = ParseRunConfig(recipe_, "test", set);
-    std::atomic<ExitCode> code = ExitCode::kInternal;
-    const auto body = [&](dist::Communicator& comm) {
-      at::set_num_threads(1);
-      const auto context = dist::MakeLocalRankContext(comm);
-      Validate(config, context->world_size());
-      Trainer trainer(config, {}, RunFolder::Open(dir_.path() / run.folder, *context, {}), *context,
-                      {.resume = ckpt::ParseResume(run.resume),
-                       .allow_change = run.allow_change,
-                       .skip_data = run.skip_data,
-                       .sample_text = run.sample_text});
-      code = trainer.Run();
-    };
-    testing::internal::CaptureStderr();
-    try {
-      dist::LocalWorld::Run(run.ranks, body, run.world);
-    } catch (...) {
-      log_ = testing::internal::GetCapturedStderr();
-      throw;
-    }
-    log_ = testing::internal::GetCapturedStderr();
-    return code;
+    return TrainOnThreads(ParseRunConfig(recipe_, "test", set), dir_.path() / run.folder, run.ranks,
+                          {.resume = ckpt::ParseResume(run.resume),
+                           .allow_change = run.allow_change,
+                           .skip_data = run.skip_data,
+                           .sample_text = run.sample_text},
+                          log_, run.world);
   }
   // A step of the usual run folder.
   ckpt::StepReader Open(uint64_t step) const {

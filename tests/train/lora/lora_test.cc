@@ -14,18 +14,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <filesystem>
 
 #include "ckpt/merged_weights.h"
 #include "ckpt/step_writer.h"
 #include "core/concat.h"
-#include "dist/local_communicator.h"
-#include "dist/rank_context.h"
 #include "ops/torch/gradient_sink.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"
-#include "train/loop/trainer.h"
+#include "train/loop/training_runs.h"
 #include "train/plan/memory_plan.h"
 #include "train/step/step_data.h"
 
@@ -196,28 +193,12 @@ log { tensorboard: false }
     std::string from = {}, resume = "auto";
   };
   ExitCode Train(const Run& run) {
-    const RunConfig config = Config(run.mixer, run.set);
     std::unique_ptr<ckpt::WeightSource> from;
     if (!run.from.empty())
       from = ckpt::WeightsOfStep(ckpt::StepReader::Open(ckpt::FindStep(dir_ / run.from)));
-    std::atomic<ExitCode> code = ExitCode::kInternal;
-    const auto body = [&](dist::Communicator& comm) {
-      at::set_num_threads(1);
-      const auto context = dist::MakeLocalRankContext(comm);
-      Validate(config, context->world_size());
-      Trainer trainer(config, {}, RunFolder::Open(dir_ / run.folder, *context, {}), *context,
-                      {.resume = ckpt::ParseResume(run.resume), .init_from = from.get()});
-      code = trainer.Run();
-    };
-    testing::internal::CaptureStderr();
-    try {
-      dist::LocalWorld::Run(run.ranks, body, {.timeout_s = 60});
-    } catch (...) {
-      testing::internal::GetCapturedStderr();
-      throw;
-    }
-    testing::internal::GetCapturedStderr();
-    return code;
+    std::string log;
+    return TrainOnThreads(Config(run.mixer, run.set), dir_ / run.folder, run.ranks,
+                          {.resume = ckpt::ParseResume(run.resume), .init_from = from.get()}, log);
   }
   ckpt::StepReader Step(const std::string& folder) const {
     return ckpt::StepReader::Open(ckpt::FindStep(dir_ / folder));
