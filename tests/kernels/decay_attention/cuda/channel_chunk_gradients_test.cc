@@ -229,17 +229,9 @@ TEST(CudaChannelChunkGradients, GradientsThatAreNoRows) {
 }
 
 TEST(CudaChannelChunkGradients, TakeHeadsThatFillTheirBlocks) {
-  const auto takes = [](const ProblemShape& shape) {
+  ExpectTakesHeadsThatFillTheirBlocks([](const ProblemShape& shape) {
     return Problem(InChunks(shape)).Plan().backward_warpgroups;
-  };
-  for (const int dim_k : {64, 128})
-    for (const int dim_v : {64, 128, 256, 512})
-      EXPECT_TRUE(takes({.batch = 3, .dim_k = dim_k, .dim_v = dim_v})) << dim_k << " x " << dim_v;
-  EXPECT_FALSE(takes({.dim_k = 256, .dim_v = 128})) << "scores of two slices of K are not added";
-  EXPECT_FALSE(takes({.dim_k = 96}));
-  EXPECT_FALSE(takes({.dim_v = 200}));
-  EXPECT_FALSE(takes({.norm = true}));
-  EXPECT_FALSE(takes({.odd_strides = true}));
+  });
 }
 
 }  // namespace

@@ -120,6 +120,20 @@ inline void ExpectGradientsKnowLaterOutputsOnly(const ProblemShape& shape, int t
   EXPECT_NE(a.dv.Get(0, token, 0, 0), b.dv.Get(0, token, 0, 0));
 }
 
+// The heads that the kernels by warpgroups take with decays of channels. takes(shape): whether the
+// plan of the shape has such a kernel.
+template <typename Takes>
+void ExpectTakesHeadsThatFillTheirBlocks(const Takes& takes) {
+  for (const int dim_k : {64, 128})
+    for (const int dim_v : {64, 128, 256, 512})
+      EXPECT_TRUE(takes({.batch = 3, .dim_k = dim_k, .dim_v = dim_v})) << dim_k << " x " << dim_v;
+  EXPECT_FALSE(takes({.dim_k = 256, .dim_v = 128})) << "scores of two slices of K are not added";
+  EXPECT_FALSE(takes({.dim_k = 96}));
+  EXPECT_FALSE(takes({.dim_v = 200}));
+  EXPECT_FALSE(takes({.norm = true}));
+  EXPECT_FALSE(takes({.odd_strides = true}));
+}
+
 inline void ExpectTwoRunsAgreeInEveryBit(const ProblemShape& shape) {
   Problem first(shape), second(shape);
   for (Problem* problem : {&first, &second}) {
