@@ -29,7 +29,8 @@ struct ExampleRules {
 // A dropped example is empty.
 struct Example {
   std::vector<int32_t> ids, labels;  // equal lengths; kNoTarget marks a token without a label
-  // Of a pair: where the rejected sequence begins, as a document of its own. 0: one document.
+  // In a pair, the place where the rejected sequence begins, as a document of its own. 0: one
+  // document.
   size_t rejected_begin = 0;
   int64_t num_bytes = 0;  // bytes of text before truncation
   bool cut = false, dropped = false;

@@ -45,7 +45,7 @@ class RunLines {
 // The scores of a validation set. The metrics of the unnamed set have no suffix.
 struct SetResult {
   std::string name;
-  // Of pairs: the mean loss, the accuracy, and the number of pairs as num_targets.
+  // For pairs: the mean loss, the accuracy, and the number of pairs as num_targets.
   eval::ValidationResult result;
   std::optional<double> reward_margin = {};  // only of pairs
   std::string suffix() const { return name.empty() ? "" : "/" + name; }

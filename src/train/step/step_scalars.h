@@ -22,8 +22,8 @@ enum class Scalar : int {
   kLossSum,
   kNumTargets,
   kZLossSum,
-  // Of pairs, with train.preference: PairLosses::rewards of chosen and of rejected answers, and the
-  // number of pairs whose chosen answer has the larger one.
+  // Sums over pairs, with train.preference: PairLosses::rewards of chosen and of rejected answers,
+  // and the number of pairs whose chosen answer has the larger one.
   kChosenRewardSum,
   kRejectedRewardSum,
   kNumPreferred,

@@ -297,7 +297,7 @@ HL_DEVICE void StoreTransposed(const float (&d)[kTileRows / 8][4], bf16* stage, 
 // transpose).
 struct StateRows {
   int rows, columns;  // of the matrix
-  // Of the warp's first row and the tile's first column; kTransposed: the other way round.
+  // Places of the warp's first row and the tile's first column; kTransposed: the other way round.
   int row, column;
 };
 HL_DEVICE float StateValue(const float* data) { return *data; }

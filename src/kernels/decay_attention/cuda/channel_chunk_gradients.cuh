@@ -419,8 +419,8 @@ HL_DEVICE void DecayThrough(float (&acc)[kTiles][4], const float* totals) {
     acc[n][3] *= y;
   }
 }
-// What the queries of later tiles contribute to the warp's keys, before the decays of the keys' own
-// tile: sum over tiles i of (decays of the tiles between) D_i^T q_i.
+// Stores the gradients of the warp's keys from queries of later tiles, before the decays of the
+// keys' own tile: sum over tiles i of (decays of the tiles between) D_i^T q_i.
 template <typename Config>
 HL_DEVICE void PairsOfKeys(const ChunkGradShared<Config>& smem, int first) {
   constexpr int kLast = kTilesPerChunk - 1;
@@ -436,7 +436,7 @@ HL_DEVICE void PairsOfKeys(const ChunkGradShared<Config>& smem, int first) {
   }
   StoreByChannel<Config>(smem.pairs(), acc, first);
 }
-// What the keys of earlier tiles contribute to the warp's queries, likewise.
+// Stores the gradients of the warp's queries from keys of earlier tiles, likewise.
 template <typename Config>
 HL_DEVICE void PairsOfQueries(const ChunkGradShared<Config>& smem, int first) {
   const int lane = FreshLaneId(), own = TokensOfWarp();
