@@ -182,7 +182,7 @@ bool BatchDecoder::TakeToken(int64_t number, const at::Tensor& logits) {
   ScoredToken token;
   try {
     token.id = text.sampler.Sample({row.const_data_ptr<float>(), static_cast<size_t>(vocab)},
-                                   text.tokens.size(), text.tokens);
+                                   text.tokens.size(), text.tokens, request.prompt.size());
   } catch (const Error& error) {
     End(number, TextEnd::kFailed, error.message());
     return false;

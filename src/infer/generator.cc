@@ -115,8 +115,9 @@ GenerateStats Generate(const model::LanguageModel& model, std::span<const int32_
     const at::Tensor row = logits.cpu().contiguous();
     const int64_t vocab =
         config.vocab_size > 0 ? std::min(config.vocab_size, row.numel()) : row.numel();
-    const int32_t next = sampler.Sample({row.const_data_ptr<float>(), static_cast<size_t>(vocab)},
-                                        static_cast<uint64_t>(decoder.num_tokens()), text);
+    const int32_t next =
+        sampler.Sample({row.const_data_ptr<float>(), static_cast<size_t>(vocab)},
+                       static_cast<uint64_t>(decoder.num_tokens()), text, prompt.size());
     stats.reached_eos = next == config.eos_id;
     if (stats.reached_eos) break;
     text.push_back(next);

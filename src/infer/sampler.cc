@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <unordered_map>
 #include <vector>
 
 #include "core/error.h"
@@ -26,14 +27,26 @@ Sampler::Sampler(const SamplerConfig& config) : config_(config) {
 
 namespace {
 
-// Returns the logits with the penalty applied once to each distinct token of the text.
+bool HasPenalty(const SamplerConfig& config) {
+  return config.repetition_penalty != 1 || config.frequency_penalty != 0 ||
+         config.presence_penalty != 0;
+}
+
+// Returns the logits with the repetition penalty applied once to each distinct token of the text,
+// and the other two to the tokens behind the prompt.
 std::vector<float> Penalised(std::span<const float> logits, std::span<const int32_t> text,
-                             double penalty) {
+                             size_t num_prompt, const SamplerConfig& config) {
+  std::unordered_map<int32_t, int> times_generated;  // 0: only in the prompt
+  for (size_t i = 0; i < text.size(); ++i)
+    if (text[i] >= 0 && text[i] < std::ssize(logits))
+      times_generated[text[i]] += i >= num_prompt ? 1 : 0;
   std::vector<float> result(logits.begin(), logits.end());
-  for (const int32_t id : text) {
-    if (id < 0 || id >= std::ssize(logits)) continue;
-    const double logit = logits[id];
-    result[id] = static_cast<float>(logit > 0 ? logit / penalty : logit * penalty);
+  for (const auto& [id, times] : times_generated) {
+    double logit = logits[id];
+    logit = logit > 0 ? logit / config.repetition_penalty : logit * config.repetition_penalty;
+    logit -= times * config.frequency_penalty;
+    if (times > 0) logit -= config.presence_penalty;
+    result[id] = static_cast<float>(logit);
   }
   return result;
 }
@@ -41,14 +54,14 @@ std::vector<float> Penalised(std::span<const float> logits, std::span<const int3
 }  // namespace
 
 int32_t Sampler::Sample(std::span<const float> logits, uint64_t position,
-                        std::span<const int32_t> text) const {
+                        std::span<const int32_t> text, size_t num_prompt) const {
   for (size_t i = 0; i < logits.size(); ++i) {
     HL_CHECK_AS(ExitCode::kNonFinite, std::isfinite(logits[i]), "the logit of token ", i,
                 " at position ", position, " is ", logits[i]);
   }
   std::vector<float> penalised;
-  if (config_.repetition_penalty != 1 && !text.empty()) {
-    penalised = Penalised(logits, text, config_.repetition_penalty);
+  if (HasPenalty(config_) && !text.empty()) {
+    penalised = Penalised(logits, text, num_prompt, config_);
     logits = penalised;
   }
   if (config_.temperature == 0) {

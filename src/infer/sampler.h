@@ -1,4 +1,4 @@
-// Samples the next token from logits: repetition penalty, temperature, top-k, top-p. Every draw is
+// Samples the next token from logits: penalties, temperature, top-k, top-p. Every draw is
 // a function of (seed, position). Also defines the options of text generation. This header does not
 // use LibTorch.
 //
@@ -6,6 +6,7 @@
 //   const int32_t next = sampler.Sample(logits, position);
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -18,6 +19,9 @@ struct SamplerConfig {
   // Makes tokens that the text already contains less likely: divides their positive logits and
   // multiplies their negative ones (Keskar et al., CTRL, 2019). 1: off.
   double repetition_penalty = 1;
+  // Subtracted from the logit of a token that was generated c > 0 times: c times the frequency
+  // penalty, plus the presence penalty (OpenAI's API reference). The prompt does not count. 0: off.
+  double frequency_penalty = 0, presence_penalty = 0;
   uint64_t seed = 1;
 };
 
@@ -26,9 +30,10 @@ class Sampler {
   // Throws kUsage for values that are out of range.
   explicit Sampler(const SamplerConfig& config);
   // Samples from logits [vocab] fp32. Throws kNonFinite if a logit is not finite. `text`: the
-  // tokens so far, prompt included. Only the repetition penalty reads them.
+  // tokens so far, which begin with the `num_prompt` tokens of the prompt. Only the penalties read
+  // them.
   int32_t Sample(std::span<const float> logits, uint64_t position,
-                 std::span<const int32_t> text = {}) const;
+                 std::span<const int32_t> text = {}, size_t num_prompt = 0) const;
 
  private:
   SamplerConfig config_;

@@ -41,6 +41,8 @@ void ReadCommon(Fields& fields, const ApiLimits& limits, ApiCall& call) {
       static_cast<int>(fields.Integer("top_k", -1, std::numeric_limits<int>::max()).value_or(0));
   call.sampler.top_k = std::max(call.sampler.top_k, 0);  // vLLM's clients send -1 for all tokens.
   call.sampler.repetition_penalty = fields.Number("repetition_penalty", 0.01, 100).value_or(1);
+  call.sampler.frequency_penalty = fields.Number("frequency_penalty", -2, 2).value_or(0);
+  call.sampler.presence_penalty = fields.Number("presence_penalty", -2, 2).value_or(0);
   const auto seed = fields.Integer("seed", std::numeric_limits<int64_t>::min(),
                                    std::numeric_limits<int64_t>::max());
   call.sampler.seed = seed ? static_cast<uint64_t>(*seed) : RandomSeed();
@@ -52,12 +54,12 @@ void ReadCommon(Fields& fields, const ApiLimits& limits, ApiCall& call) {
     if (!call.stream) fields.Refuse("stream_options", "needs stream: true.");
     Fields options(*given, "stream_options");
     call.include_usage = options.Boolean("include_usage").value_or(false);
+    options.Ignore({"include_obfuscation"});
     options.RejectOthers();
   }
-  fields.Only("frequency_penalty", 0);
-  fields.Only("presence_penalty", 0);
   fields.Only("logit_bias", nlohmann::json::object());
-  fields.Ignore({"user", "metadata", "store"});
+  fields.Ignore({"user", "metadata", "store", "service_tier", "prompt_cache_key",
+                 "prompt_cache_retention", "safety_identifier"});
 }
 
 // Ids of a prompt, [1, 2, 3].
@@ -151,7 +153,8 @@ std::vector<data::ChatMessage> ReadMessages(Fields& fields) {
                                     "' is not supported. Use system, user or assistant."));
     messages.push_back(
         {.role = role == "developer" ? "system" : role, .content = ReadContent(message)});
-    message.Ignore({"name", "refusal"});
+    message.Only("tool_calls", nlohmann::json::array());
+    message.Ignore({"name", "refusal", "annotations"});
     message.RejectOthers();
   }
   return messages;
@@ -204,7 +207,8 @@ ApiCall ReadChatCompletion(const std::string& body, const ApiLimits& limits,
                         .value_or(old_name.value_or(limits.max_new_tokens));
   const auto alternatives = fields.Integer("top_logprobs", 0, kMaxAlternatives);
   const bool logprobs = fields.Boolean("logprobs").value_or(false);
-  if (alternatives && !logprobs) fields.Refuse("top_logprobs", "needs logprobs: true.");
+  if (alternatives.value_or(0) > 0 && !logprobs)
+    fields.Refuse("top_logprobs", "needs logprobs: true.");
   if (logprobs) call.top_logprobs = static_cast<int>(alternatives.value_or(0));
   if (const nlohmann::json* format = fields.Find("response_format")) {
     Fields options(*format, "response_format");
@@ -213,7 +217,10 @@ ApiCall ReadChatCompletion(const std::string& body, const ApiLimits& limits,
   }
   fields.Only("tools", nlohmann::json::array());
   fields.Only("functions", nlohmann::json::array());
-  fields.Only("tool_choice", "none");
+  // Without tools, "auto" is "none".
+  if (fields.Find("tool_choice") == nullptr || *fields.Find("tool_choice") != "auto")
+    fields.Only("tool_choice", "none");
+  fields.Only("modalities", nlohmann::json::array({"text"}));
   fields.Ignore({"parallel_tool_calls"});
   call.prompts.push_back(ChatPrompt(ReadMessages(fields), tokenizer, chat));
   CheckPrompt(fields, "messages", call.prompts.front(), limits);

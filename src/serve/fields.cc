@@ -132,7 +132,7 @@ void Fields::Ignore(const std::vector<std::string>& names) {
 
 void Fields::RejectOthers() const {
   for (const auto& [name, value] : json_->object.items()) {
-    if (std::ranges::count(known_, name) > 0) continue;
+    if (value.is_null() || std::ranges::count(known_, name) > 0) continue;
     const std::string shown = name.substr(0, 60);
     std::string near = DidYouMean(shown, known_);
     if (near.empty()) near = ". Leave it out";

@@ -33,7 +33,7 @@ class Fields {
   void Only(const std::string& name, const nlohmann::json& value);
   // Fields without an effect here.
   void Ignore(const std::vector<std::string>& names);
-  // Call it last. Throws for fields that were not read.
+  // Call it last. Throws for fields that were not read and are not null.
   void RejectOthers() const;
 
   std::string PathOf(const std::string& name) const;

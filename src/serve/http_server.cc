@@ -10,6 +10,8 @@
 #include <cerrno>
 #include <condition_variable>
 #include <deque>
+#include <regex>
+#include <string>
 #include <vector>
 
 #include "core/concat.h"
@@ -226,8 +228,11 @@ void HttpServer::Refuse(int status, const std::string& message, httplib::Respons
 
 void HttpServer::Get(const std::string& path, const HttpHandler& handler) {
   methods_[path] = "GET";
+  // The library takes paths as regular expressions.
+  const std::regex special(R"([.^$|()\[\]{}*+?\\])");
   httplib::Server::Get(
-      path, [this, handler](const httplib::Request& request, httplib::Response& response) {
+      std::regex_replace(path, special, R"(\$&)"),
+      [this, handler](const httplib::Request& request, httplib::Response& response) {
         HttpConnection& connection = CurrentConnection();
         // The body of a GET is not read. It would be taken for the next request.
         if (request.has_header("Content-Length") || request.has_header("Transfer-Encoding"))

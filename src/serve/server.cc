@@ -124,6 +124,7 @@ class Server::Service {
   std::optional<TextEvent> Next(Running& running, const HttpConnection& connection);
   // Sends what there is. Returns false once the stream has ended.
   bool StreamSome(Running& running, const HttpConnection& connection, httplib::DataSink& sink);
+  Json ModelCard() const;
   void Tokenize(const std::string& body, httplib::Response& response) const;
   void Detokenize(const std::string& body, httplib::Response& response) const;
 
@@ -161,12 +162,10 @@ void Server::Service::AddRoutes() {
     Detokenize(request.body, response);
   });
   AddGet("/v1/models", [this](const HttpRequest&, httplib::Response& response) {
-    SetJson(response, {{"object", "list"},
-                       {"data", Json::array({{{"id", limits_.model},
-                                              {"object", "model"},
-                                              {"created", started_},
-                                              {"owned_by", "halflife"},
-                                              {"max_model_len", limits_.max_prompt_tokens}}})}});
+    SetJson(response, {{"object", "list"}, {"data", Json::array({ModelCard()})}});
+  });
+  AddGet("/v1/models/" + limits_.model, [this](const HttpRequest&, httplib::Response& response) {
+    SetJson(response, ModelCard());
   });
   AddGet("/tokenizer_info", [this](const HttpRequest&, httplib::Response& response) {
     SetJson(response, {{"kind", tokenizer_.kind()},
@@ -209,6 +208,14 @@ void Server::Service::AddGet(const std::string& path,
       SetError(response, error);
     }
   });
+}
+
+Json Server::Service::ModelCard() const {
+  return {{"id", limits_.model},
+          {"object", "model"},
+          {"created", started_},
+          {"owned_by", "halflife"},
+          {"max_model_len", limits_.max_prompt_tokens}};
 }
 
 EngineText Server::Service::TextOf(const ApiCall& call, size_t index) const {

@@ -103,6 +103,21 @@ TEST(Sampler, ThePenaltyAppliesOnceToEachTokenOfTheText) {
   EXPECT_EQ(sampler.Sample(negative, 0, std::vector<int32_t>{0}), 1) << "-1 * 2 < -1.5";
 }
 
+TEST(Sampler, FrequencyAndPresencePenaltiesCountGeneratedTokens) {
+  const std::vector<float> logits = {1.0f, 3.0f, 2.0f};
+  const std::vector<int32_t> text = {1, 1, 1, 1};
+  const auto likeliest = [&](SamplerConfig config, size_t num_prompt) {
+    config.temperature = 0;
+    return Sampler(config).Sample(logits, 0, text, num_prompt);
+  };
+  EXPECT_EQ(likeliest({.frequency_penalty = 0.4}, 4), 1) << "the prompt does not count";
+  EXPECT_EQ(likeliest({.frequency_penalty = 0.4}, 2), 1) << "3 - 2 * 0.4 > 2";
+  EXPECT_EQ(likeliest({.frequency_penalty = 0.4}, 1), 2) << "3 - 3 * 0.4 < 2";
+  EXPECT_EQ(likeliest({.presence_penalty = 0.9}, 0), 1) << "once, however often it occurs";
+  EXPECT_EQ(likeliest({.presence_penalty = 1.1}, 3), 2);
+  EXPECT_EQ(likeliest({.frequency_penalty = 0.4, .presence_penalty = 0.3}, 2), 2);
+}
+
 TEST(Sampler, RefusesWhatMakesNoSense) {
   EXPECT_HL_ERROR(Sampler({.repetition_penalty = 0}), ExitCode::kUsage, "repetition-penalty is 0");
   EXPECT_HL_ERROR(Sampler({.temperature = -1}), ExitCode::kUsage, "temperature is -1");

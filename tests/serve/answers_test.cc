@@ -144,6 +144,9 @@ TEST_F(Answers, StopStringsAndSampling) {
   other["repetition_penalty"] = 1.3;
   EXPECT_NE(Complete(other)["choices"][0]["text"], text);
   other = body;
+  other["frequency_penalty"] = 1.5;
+  EXPECT_NE(Complete(other)["choices"][0]["text"], text);
+  other = body;
   other["seed"] = 3;
   EXPECT_NE(Complete(other)["choices"][0]["text"], text);
 }
@@ -220,10 +223,51 @@ TEST_F(Answers, ChatsUseTheTemplate) {
   EXPECT_EQ(content[0]["top_logprobs"].size(), 2u);
 }
 
+// What the openai package sends besides the fields that have an effect, and a message of an answer
+// that is sent back as it came (message.model_dump()).
+TEST_F(Answers, FieldsOfTheOpenAiPackageThatChangeNothing) {
+  const json user = {{"role", "user"}, {"content", "Hi"}};
+  json plain = {
+      {"model", "small"}, {"messages", {user}}, {"max_completion_tokens", 3}, {"seed", 1}};
+  json full = plain;
+  full.update({{"service_tier", "auto"},
+               {"prompt_cache_key", "a"},
+               {"safety_identifier", "b"},
+               {"store", false},
+               {"metadata", {{"c", "d"}}},
+               {"modalities", {"text"}},
+               {"tools", json::array()},
+               {"tool_choice", "auto"},
+               {"parallel_tool_calls", true},
+               {"frequency_penalty", 0},
+               {"presence_penalty", 0.0},
+               {"logprobs", false},
+               {"top_logprobs", 0},
+               {"prediction", nullptr}});
+  const json choices = Chat(plain)["choices"];
+  EXPECT_EQ(Chat(full)["choices"], choices);
+
+  json message = choices[0]["message"];
+  plain["messages"] = {user, message, user};
+  message.update({{"refusal", nullptr},
+                  {"annotations", json::array()},
+                  {"audio", nullptr},
+                  {"function_call", nullptr},
+                  {"tool_calls", nullptr}});
+  full["messages"] = {user, message, user};
+  EXPECT_EQ(Chat(full)["choices"], Chat(plain)["choices"]);
+
+  full["stream"] = true;
+  full["stream_options"] = {{"include_usage", true}, {"include_obfuscation", false}};
+  EXPECT_FALSE(StreamedEvents(server->Post("/v1/chat/completions", full.dump()).body).empty());
+}
+
 TEST_F(Answers, TheOtherPaths) {
   EXPECT_EQ(server->Get("/health").status, 200);
   const json models = server->Get("/v1/models").json();
   EXPECT_EQ(models["data"][0]["id"], "small");
+  EXPECT_EQ(server->Get("/v1/models/small").json(), models["data"][0]);
+  EXPECT_EQ(server->Get("/v1/models/smal.").status, 404);
   EXPECT_EQ(server->Get("/tokenizer_info").json()["eos_token"], "</s>");
   const json ids = server->PostJson("/tokenize", {{"prompt", "ab"}, {"add_special_tokens", false}});
   EXPECT_EQ(ids["tokens"], (json{'a' + 3, 'b' + 3}));
