@@ -341,7 +341,7 @@ void NcclCommunicator::Join() {
 bool NcclCommunicator::SumsInOrder(const Request& request) const {
   const bool reduces = request.kind == OpKind::kAllReduce || request.kind == OpKind::kReduceScatter;
   return size() > 1 && device_->ordered_sum && reduces && request.reduce == ReduceOp::kSum &&
-         request.in.dtype == DType::kF32;
+         (request.in.dtype == DType::kF32 || request.in.dtype == DType::kF64);
 }
 
 // Every rank receives all shares of its part and adds them. For an all-reduce, it then sends the

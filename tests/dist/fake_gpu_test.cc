@@ -35,7 +35,8 @@ std::unique_ptr<Communicator> MakeWorld(Rank& rank, const NcclOptions& options =
   return MakeNcclCommunicator(rank.control(), rank.device(), "world", options);
 }
 
-TensorRef OnGpu(Rank& rank, std::vector<float>& values) {
+template <typename T>
+TensorRef OnGpu(Rank& rank, std::vector<T>& values) {
   TensorRef ref = Ref(values.data(), static_cast<int64_t>(values.size()));
   ref.device = rank.device();
   return ref;
@@ -489,18 +490,20 @@ TEST(FakeNccl, CountsWaitsByWhenTheyWereIssued) {
 // --- sums in the order of ranks ---
 
 // [count] values whose sum over ranks depends on the order of the additions.
-std::vector<float> ShareOf(int rank, int64_t count) {
+template <typename T>
+std::vector<T> ShareOf(int rank, int64_t count) {
   std::mt19937 random(static_cast<uint32_t>(rank));
-  std::vector<float> share(static_cast<size_t>(count));
-  for (float& value : share) value = std::uniform_real_distribution<float>(-1, 1)(random);
+  std::vector<T> share(static_cast<size_t>(count));
+  for (T& value : share) value = std::uniform_real_distribution<T>(-1, 1)(random);
   return share;
 }
 
 // The sums [count] of an all-reduce and of a reduce-scatter, in which NCCL's order depends on the
 // seed. `count` need not be divisible by the number of ranks.
-std::vector<std::vector<float>> SumsOf(int ranks, uint64_t seed, bool ordered, int64_t count) {
+template <typename T>
+std::vector<std::vector<T>> SumsOf(int ranks, uint64_t seed, bool ordered, int64_t count) {
   const int64_t part = count / ranks, scattered = part * ranks;
-  std::vector<std::vector<float>> sums(2);
+  std::vector<std::vector<T>> sums(2);
   sums[1].resize(static_cast<size_t>(scattered));
   RunWell({.ranks = ranks, .seed = seed, .seeded_sums = true}, [&](Rank& rank) {
     const auto world = MakeWorld(rank);
@@ -508,7 +511,7 @@ std::vector<std::vector<float>> SumsOf(int ranks, uint64_t seed, bool ordered, i
     // Groups that are split sum in the same way.
     const auto comm = world->Split(0, rank.number(), "sums");
     const cudaStream_t stream = rank.Stream();
-    std::vector<float> all = ShareOf(rank.number(), count), slices = all;
+    std::vector<T> all = ShareOf<T>(rank.number(), count), slices = all;
     const TensorRef in = OnGpu(rank, slices).Slice(0, scattered),
                     out = in.Slice(part * rank.number(), part);
     comm->AllReduce(OnGpu(rank, all), ReduceOp::kSum, {"sum", 0}, stream).WaitOn(stream);
@@ -521,23 +524,24 @@ std::vector<std::vector<float>> SumsOf(int ranks, uint64_t seed, bool ordered, i
   return sums;
 }
 
-TEST(FakeNccl, SumsInTheOrderOfRanksHaveOneResult) {
+template <typename T>
+void ExpectOneResult(DType dtype) {
   for (const int ranks : {2, 3, 4, 8}) {
     for (const int64_t count : {ranks, 3, 1003}) {
       if (count < ranks) continue;
-      std::vector<std::vector<float>> shares;
+      std::vector<std::vector<T>> shares;
       std::vector<const void*> in;
-      for (int rank = 0; rank < ranks; ++rank) shares.push_back(ShareOf(rank, count));
-      for (const std::vector<float>& share : shares) in.push_back(share.data());
-      std::vector<float> expected(static_cast<size_t>(count));
-      OrderedReduce(DType::kF32, ReduceOp::kSum, in, expected.data(), count);
+      for (int rank = 0; rank < ranks; ++rank) shares.push_back(ShareOf<T>(rank, count));
+      for (const std::vector<T>& share : shares) in.push_back(share.data());
+      std::vector<T> expected(static_cast<size_t>(count));
+      OrderedReduce(dtype, ReduceOp::kSum, in, expected.data(), count);
       int others = 0;
       for (uint64_t seed = 0; seed < 8; ++seed) {
         SCOPED_TRACE(Concat(ranks, " ranks, ", count, " elements, seed ", seed));
-        const auto ordered = SumsOf(ranks, seed, true, count);
+        const auto ordered = SumsOf<T>(ranks, seed, true, count);
         ASSERT_EQ(ordered[0], expected);
         ASSERT_TRUE(std::ranges::equal(ordered[1], std::span(expected).first(ordered[1].size())));
-        if (count > 1000) others += SumsOf(ranks, seed, false, count)[0] != expected ? 1 : 0;
+        if (count > 1000) others += SumsOf<T>(ranks, seed, false, count)[0] != expected ? 1 : 0;
       }
       // Without it, the bits are those of NCCL's order.
       if (count > 1000 && ranks > 2) {
@@ -545,6 +549,12 @@ TEST(FakeNccl, SumsInTheOrderOfRanksHaveOneResult) {
       }
     }
   }
+}
+
+// Gradients are fp32, and the sums of preferences over shared rows are fp64.
+TEST(FakeNccl, SumsInTheOrderOfRanksHaveOneResult) {
+  ExpectOneResult<float>(DType::kF32);
+  ExpectOneResult<double>(DType::kF64);
 }
 
 // --- failures ---

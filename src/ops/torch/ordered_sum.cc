@@ -18,7 +18,8 @@ at::Tensor TensorOf(const TensorRef& ref, at::IntArrayRef shape) {
   const at::Device device =
       ref.device.is_cuda() ? at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(ref.device.index))
                            : at::Device(at::kCPU);
-  return at::from_blob(ref.data, shape, at::TensorOptions(at::kFloat).device(device));
+  const at::ScalarType type = ref.dtype == DType::kF64 ? at::kDouble : at::kFloat;
+  return at::from_blob(ref.data, shape, at::TensorOptions(type).device(device));
 }
 
 // Each level of the tree adds all of its pairs at once: part i and part i + distance, for every i
@@ -39,6 +40,8 @@ void SumInOrder(TensorRef parts, int num_parts, TensorRef out,
                 [[maybe_unused]] cudaStream_t stream) {
   HL_CHECK(num_parts >= 2 && parts.count == num_parts * out.count, parts.count,
            " elements are not ", num_parts, " parts of ", out.count);
+  HL_CHECK(parts.dtype == out.dtype && (out.dtype == DType::kF32 || out.dtype == DType::kF64),
+           "the parts of an ordered sum are fp32 or fp64, like their sum");
   const at::Tensor of_parts = TensorOf(parts, {num_parts, out.count}),
                    sum = TensorOf(out, {out.count});
 #ifdef HALFLIFE_WITH_CUDA

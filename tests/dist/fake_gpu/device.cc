@@ -272,7 +272,7 @@ dist::OrderedSum OrderedSumOf(Rank& rank) {
       std::vector<const void*> in;
       for (int part = 0; part < num_parts; ++part)
         in.push_back(parts.Slice(part * out.count, out.count).data);
-      dist::OrderedReduce(DType::kF32, dist::ReduceOp::kSum, in, out.data, out.count);
+      dist::OrderedReduce(out.dtype, dist::ReduceOp::kSum, in, out.data, out.count);
     };
     rank.Compute(stream, /*us=*/5, add, /*sms=*/16);
   };

@@ -116,7 +116,7 @@ void Reduce(const std::vector<const Call*>& ranks) {
   const auto count = static_cast<int64_t>(any.count * parts);
   const DType dtype = ToDType(any.dtype);
   const dist::ReduceOp op = ToReduceOp(any.op);
-  if (TheWorld().options.seeded_sums && dtype == DType::kF32) {
+  if (TheWorld().options.seeded_sums && (dtype == DType::kF32 || dtype == DType::kF64)) {
     std::ranges::rotate(in, in.begin() + static_cast<int>(TheWorld().options.seed % in.size()));
     std::memcpy(sums.data(), in[0], sums.size());
     for (size_t rank = 1; rank < in.size(); ++rank) {  // as along a ring
