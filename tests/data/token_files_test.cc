@@ -18,6 +18,15 @@ namespace {
 namespace fs = std::filesystem;
 using Ids = std::vector<int32_t>;
 
+// Bytes that this process has read from files so far.
+uint64_t BytesRead() {
+  std::ifstream io("/proc/self/io");
+  std::string name;
+  uint64_t bytes = 0;
+  EXPECT_TRUE(io >> name >> bytes && name == "rchar:");
+  return bytes;
+}
+
 template <typename T>
 void Put(std::ofstream& out, T value) {
   out.write(reinterpret_cast<const char*>(&value), sizeof value);
@@ -171,7 +180,13 @@ TEST_F(TokenFilesTest, FilesAreReadInPlace) {
   config.most_linked_tokens = kBlockTokens;
   PrepareTokenFiles(config);
   const Dataset shards = Dataset::Open(dir_ / "shards");
+  const uint64_t read_before = BytesRead();
   shards.Verify();
+  const uint64_t in_shards = BytesRead() - read_before;
+  linked.Verify();
+  const uint64_t in_one = BytesRead() - read_before - in_shards;
+  EXPECT_LT(in_shards, in_one + fs::file_size(dir_ / "train.bin"))
+      << "the file is hashed once, not for each shard";
   EXPECT_EQ(shards.Shards(Split::kTrain).size(),
             static_cast<size_t>(NumBlocks(std::ssize(ids), kBlockTokens)));
   EXPECT_EQ(test::ReadAll(shards, Split::kTrain), ids);
