@@ -48,7 +48,7 @@ void WriteLoraBase(const fs::path& run, const std::vector<dist::ParamSpec>& spec
 }
 
 void CopyLoraBase(const fs::path& step, const fs::path& run, const std::string& run_id) {
-  const fs::path from = ckpt::RunOfStep(step) / ckpt::kLoraBaseFolder,
+  const fs::path run_of_step = ckpt::RunOfStep(step), from = run_of_step / ckpt::kLoraBaseFolder,
                  to = run / ckpt::kLoraBaseFolder;
   std::error_code error;
   if (fs::exists(to / "manifest.pb", error)) {
@@ -58,6 +58,10 @@ void CopyLoraBase(const fs::path& step, const fs::path& run, const std::string& 
     HL_CHECK_AS(ExitCode::kCheckpointIo, !error, "cannot rename ", to.string(), ": ",
                 error.message(), ". Rename it yourself, and start the command again.");
   }
+  HL_CHECK_AS(ExitCode::kNoUsableCheckpoint, !run_of_step.empty(), step.string(),
+              " has only the LoRA weights of a run. The base weights are in the run's folder ",
+              ckpt::kLoraBaseFolder, "/, and this step is not in a run. Use the step within the ",
+              "run's folder.");
   HL_CHECK_AS(ExitCode::kNoUsableCheckpoint, fs::exists(from / "manifest.pb", error), step.string(),
               " has only the LoRA weights of a run, and ", from.string(),
               " with its base weights is missing. Restore that folder.");

@@ -312,6 +312,13 @@ TEST_F(LoraRun, Refuses) {
   EXPECT_HL_ERROR(ckpt::WeightsOfStep(ckpt::StepReader::Open(copy)), ExitCode::kNoUsableCheckpoint,
                   "has only the LoRA weights of a run. The base weights are in the run's folder "
                   "base/, which is missing. Use the step within the run's folder.");
+  // The working directory has a base, but the step outside of a run is not of that base.
+  const fs::path working = fs::current_path();
+  fs::current_path(dir_ / "lora");
+  EXPECT_HL_ERROR(
+      Train({.folder = "resumed", .set = kLora, .resume = Concat("path=", copy.string())}),
+      ExitCode::kNoUsableCheckpoint, "has only the LoRA weights of a run", "is not in a run. Use");
+  fs::current_path(working);
   fs::remove_all(dir_ / "lora/base");
   Train({.folder = "another", .set = kLora, .from = "base"});
   fs::copy(dir_ / "another/base", dir_ / "lora/base");
