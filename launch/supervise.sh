@@ -38,15 +38,28 @@ version_of() {
   if [ -n "$run_folder" ]; then stat -c '%i %.9Y' "$run_folder/$1" 2>/dev/null || true; fi
 }
 
-# go_on_since VERSION: changes the launch line for an attempt after the first. VERSION is that of
-# ckpt/LATEST before the first attempt. `--resume step=N`, `path=DIR` and `none` set where a run
-# begins, so repeating them would discard what earlier attempts saved. Every save, and a load of an
-# older step, replaces LATEST. If LATEST is unchanged, nothing was saved and the option is kept.
+# Prints a word for each checkpoint of the run, which changes when the checkpoint is written again.
+saved_steps() {
+  local step manifests=()
+  if [ -z "$run_folder" ]; then return 0; fi
+  for step in "$run_folder"/ckpt/step_*; do
+    # The names of steps that were set aside have an ending.
+    if [[ ${step##*/} != *.* ]]; then manifests+=("$step/manifest.pb"); fi
+  done
+  stat -c '%i:%.9Y' "${manifests[@]}" 2>/dev/null | tr '\n' ' '
+}
+
+# go_on_since SAVED: changes the launch line for an attempt after the first. SAVED is saved_steps
+# before the first attempt. `--resume step=N`, `path=DIR` and `none` set where a run begins, so
+# repeating them would discard what earlier attempts saved. If nothing was saved, the option is kept.
 # --skip-data is dropped with it: the checkpoint that the first attempt saves at once contains it.
 go_on_since() {
-  local i version changed=()
-  capture version version_of ckpt/LATEST || true
-  if [ "$version" = "$1" ]; then return 0; fi
+  local i saved step is_new=no changed=()
+  capture saved saved_steps || true
+  for step in $saved; do
+    if [[ " $1 " != *" $step "* ]]; then is_new=yes; fi
+  done
+  if [ "$is_new" = no ]; then return 0; fi
   for ((i = 0; i < ${#launch[@]}; ++i)); do
     case ${launch[i]} in
       --resume=*) changed+=(--resume=auto) ;;

@@ -413,8 +413,8 @@ main() {
   trap : PIPE  # if the same Ctrl-C has ended `| tee`, the next message must not end this script
   local num_restarts=0
   code=75 verdict=again  # for a stop request before the first attempt
-  local latest_before
-  capture latest_before version_of ckpt/LATEST || true
+  local saved_before
+  capture saved_before saved_steps || true
   while [ -z "$stop" ]; do
     run_attempt start_launcher "${launch[@]}"
     judge_attempt
@@ -428,7 +428,7 @@ main() {
       warn "giving up: exit $code after $num_restarts restarts"
       break
     fi
-    go_on_since "$latest_before"
+    go_on_since "$saved_before"
     num_restarts=$((num_restarts + 1))
     warn "exit $code: restart $num_restarts"
   done

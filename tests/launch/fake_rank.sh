@@ -2,7 +2,8 @@
 # Imitates a rank of `halflife train` in run_sh_*test.sh: records each attempt and signal in FOLDER,
 # and ends as its arguments specify.
 #   fake_rank.sh FOLDER exit CODE...      attempt n ends with the n-th code (the last one stays)
-#   fake_rank.sh FOLDER exit-saved CODE...   the same, with a new ckpt/LATEST each time, and DONE at 0
+#   fake_rank.sh FOLDER exit-saved CODE...   the same, with a new checkpoint each time, and DONE at 0
+#   fake_rank.sh FOLDER exit-loaded CODE...  the same as exit, and ckpt/LATEST names step 10
 #   fake_rank.sh FOLDER finish            ends a run: DONE, exit 0
 #   fake_rank.sh FOLDER save [SECONDS]    runs until USR1, then saves for so long and ends with 75
 #   fake_rank.sh FOLDER slow-save         the same, with its handler installed only after a second
@@ -20,6 +21,18 @@ note() { echo "rank $rank: $*" >>"$folder/notes.$rank"; }
 finish() {
   echo "step 1" >"$folder/DONE.new.$rank"
   mv "$folder/DONE.new.$rank" "$folder/DONE"
+}
+# point_to STEP: replaces ckpt/LATEST, as a save and a load of an older step do.
+point_to() {
+  printf 'step_%012d\n' "$1" >"$folder/ckpt/LATEST.new.$rank"
+  mv "$folder/ckpt/LATEST.new.$rank" "$folder/ckpt/LATEST"
+}
+save_step() {
+  local step
+  step=$folder/ckpt/$(printf 'step_%012d' "$1")
+  mkdir -p "$step"
+  touch "$step/manifest.pb"
+  point_to "$1"
 }
 # run_until_asked: handles only the first USR1, like a rank that ends.
 run_until_asked() {
@@ -56,10 +69,13 @@ case $mode in
     exit "${!attempt}"
     ;;
   exit-saved)
-    mkdir -p "$folder/ckpt"
-    printf 'step_%012d\n' "$attempt" >"$folder/ckpt/LATEST.new.$rank"
-    mv "$folder/ckpt/LATEST.new.$rank" "$folder/ckpt/LATEST"
+    save_step "$attempt"
     if [ "${!attempt}" = 0 ]; then finish; fi
+    exit "${!attempt}"
+    ;;
+  exit-loaded)
+    [ "$attempt" -le $# ] || attempt=$#
+    point_to 10
     exit "${!attempt}"
     ;;
   finish) finish ;;

@@ -78,6 +78,17 @@ std::string RollbackWarning(const RunConfig& config) {
                 ": a rollback may find none from before the spikes. Use a larger ckpt.keep_last.");
 }
 
+void RequireStepsAreNotEpochs(const RunConfig& config, uint64_t skipped_steps) {
+  const char* const setting = config.schedule.per_epoch      ? "schedule.per_epoch"
+                              : config.eval.every_epochs > 0 ? "eval.every_epochs"
+                                                             : nullptr;
+  HL_CHECK_AS(ExitCode::kUsage, skipped_steps == 0 || setting == nullptr, "--skip-data: ", setting,
+              " finds the epoch from the number of steps, and the data of this run is ",
+              skipped_steps,
+              " steps further on. Use --set schedule.per_epoch=false and eval.every "
+              "instead of eval.every_epochs, or continue without --skip-data.");
+}
+
 double LargestLoss(const RunConfig& config, const ckpt::GuardState& guard) {
   const std::vector<double>& losses = guard.loss_window;
   if (config.train.spike_sigmas == 0 || losses.size() < kSpikeWindow)

@@ -154,8 +154,7 @@ Trainer::Trainer(RunConfig config, Device device, RunFolder folder, dist::RankCo
   if (config_.train.preference.is_on()) StartPreference(options);
   WarnOfSchedule();
   save_ = std::make_unique<BackgroundSave>(*store_, *store_comm_, *arena_);
-  // A restart with --resume auto must not train on the data that was left out.
-  if (options.skip_data > 0 && !Finished()) SaveNow(/*must_succeed=*/true, /*final=*/false);
+  if (options.skip_data > 0 && !Finished()) SaveSkip();
   folder_.Keep();
 }
 
@@ -274,11 +273,13 @@ void Trainer::Resume(const TrainOptions& options) {
                 "Changing it would skip or repeat some. Start another run instead.");
   }
   allow_change_ = FieldsToChange(options.allow_change, CurrentState(false));
+  RequireStepsAreNotEpochs(config_, options.skip_data);  // before newer steps are renamed
   const auto loaded = Load(options.resume);
   HL_CHECK_AS(ExitCode::kUsage, loaded || options.skip_data == 0, "--skip-data ", options.skip_data,
               ": there is no checkpoint from which data could be skipped. Remove the option.");
   if (loaded) {
     skipped_steps_ += options.skip_data;
+    RequireStepsAreNotEpochs(config_, skipped_steps_);
     resumed_run_ = ckpt::RunOfStep(loaded->path);
     damage_ = loaded->damage;
     HL_INFO("train", "resumed from ", loaded->path.string(), ", step ", state_.step,
@@ -669,6 +670,13 @@ void Trainer::EndSave(bool must_succeed, const std::function<BackgroundSave::Rep
 // Returns why a failed save ends the run, and what the user can do.
 std::string Trainer::AfterFailedSave() const {
   const int64_t saved = save_policy_.saved_step();
+  if (!skip_is_saved_)
+    return Concat(
+        "The run stops: it cannot save its place in the data after --skip-data, and a run that "
+        "continues without it would train on the data that was left out. Free space on the disk "
+        "of ",
+        (folder_.path() / "ckpt").string(),
+        " or repair it, then start the same command again with --resume and --skip-data.");
   return Concat(
       "The run stops: with ckpt.on_error 'warn' training goes on after one failed save, but not "
       "after two in a row or a failed last save. Free space on the disk of ",
@@ -706,6 +714,14 @@ void Trainer::SaveNow(bool must_succeed, bool final) {
     return BackgroundSave::Report{static_cast<int64_t>(state_.step), report, report.seconds,
                                   begin_us};
   });
+}
+
+// Saves the place in the data of --skip-data before the first step. A restart with --resume auto
+// must not train on the data that was left out.
+void Trainer::SaveSkip() {
+  skip_is_saved_ = false;
+  SaveNow(/*must_succeed=*/true, /*final=*/false);
+  skip_is_saved_ = true;
 }
 
 void Trainer::SaveIfDue(bool requested) {

@@ -108,6 +108,7 @@ class Trainer {
   // `end` waits for the end of a save.
   void EndSave(bool must_succeed, const std::function<BackgroundSave::Report()>& end);
   std::string AfterFailedSave() const;
+  void SaveSkip();
   ExitCode SaveAndStop(ExitCode code);
   ExitCode Finish();
   ExitCode Train();
@@ -153,6 +154,7 @@ class Trainer {
   std::optional<std::filesystem::path> resumed_run_;
   std::unique_ptr<HostSlices> loaded_;  // During a load, unless arena_is_stored().
   uint64_t skipped_steps_ = 0;          // Steps of the data's order that the run has left out.
+  bool skip_is_saved_ = true;           // False while the save of --skip-data is awaited.
   // Banners of the checkpoints that were skipped on resume.
   std::vector<std::string> damage_;
   SavePolicy save_policy_;

@@ -534,6 +534,36 @@ TEST_F(TrainerTest, TheSecondFailedSaveInARowEndsTheRunAndSaysWhatToDo) {
   EXPECT_THAT(log_, Not(HasSubstr("step 7/9")));
 }
 
+// The checkpoint does not contain the skip yet, so the command must be repeated with it.
+TEST_F(TrainerTest, AFailedSaveOfSkippedDataSaysThatTheSkipMustBeRepeated) {
+  ASSERT_EQ(Train({.set = {"ckpt.every=1", "ckpt.keep_last=9"}}), ExitCode::kFinished);
+  const test::FullDisk full(20'000);  // Less than a shard, more than the log.
+  EXPECT_HL_ERROR(Train({.resume = "step=2", .skip_data = 1}), ExitCode::kCheckpointIo,
+                  "The run stops: it cannot save its place in the data after --skip-data",
+                  "start the same command again with --resume and --skip-data.");
+}
+
+// The data would be further on than the epoch that the number of steps names.
+TEST_F(TrainerTest, DataIsNotSkippedWhereStepsNameEpochs) {
+  const std::vector<std::string> set = {"ckpt.every=1", "ckpt.keep_last=9"};
+  ASSERT_EQ(Train({.set = set}), ExitCode::kFinished);
+  std::vector<std::string> validates = set, schedules = set;
+  validates.insert(validates.end(), {"eval.every=0", "eval.every_epochs=1"});
+  schedules.insert(schedules.end(), {"schedule.per_epoch=true", "train.max_epochs=1"});
+  EXPECT_HL_ERROR(
+      Train({.set = validates, .resume = "step=2", .skip_data = 1}), ExitCode::kUsage,
+      "--skip-data: eval.every_epochs finds the epoch from the number of steps, and the "
+      "data of this run is 1 steps further on. Use --set schedule.per_epoch=false");
+  EXPECT_HL_ERROR(Train({.set = schedules, .resume = "step=2", .skip_data = 1}), ExitCode::kUsage,
+                  "--skip-data: schedule.per_epoch finds the epoch");
+  EXPECT_TRUE(fs::exists(folder_ / "ckpt/step_000000000004")) << "refused before it is renamed";
+  // A later attempt with other settings.
+  ASSERT_EQ(Train({.set = set, .resume = "step=2", .skip_data = 1}), ExitCode::kFinished) << log_;
+  validates.emplace_back("train.steps=5");
+  EXPECT_HL_ERROR(Train({.set = validates, .allow_change = {"train.steps"}}), ExitCode::kUsage,
+                  "eval.every_epochs finds the epoch");
+}
+
 TEST_F(TrainerTest, PartsOfTheModelHaveTheRecipesNames) {
   ASSERT_EQ(Train({.set = {"optimizer.lr=0.003"}}), ExitCode::kFinished);
   const std::vector<std::string> steps = {"train.steps=9", "model.dropout=0.25"};
