@@ -13,6 +13,7 @@
 #include <map>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <thread>
 
 #include "core/log.h"
@@ -460,15 +461,28 @@ ncclResult_t NcclCommunicator::EnqueuePieces(const Request& request, ncclComm_t 
   return ncclGroupEnd();
 }
 
-void CheckVersion() {
+// Several ranks may share a GPU if this variable is 1. It is for tests of several ranks on a machine
+// with one GPU: the ranks take turns on it, so each operation takes milliseconds.
+constexpr char kShareGpu[] = "HALFLIFE_SHARE_GPU";
+
+bool SharesGpu() {
+  const char* const value = std::getenv(kShareGpu);
+  return value != nullptr && std::string_view(value) == "1";
+}
+
+// Returns the version of the loaded library, for example 22809. Ranks that share a GPU may use a
+// newer minor version, whose structs contain their own size and version.
+int CheckVersion() {
   int loaded = 0;
   HL_CHECK_AS(ExitCode::kEnvironment, ncclGetVersion(&loaded) == ncclSuccess,
               "the NCCL library does not report its version");
   const int major = loaded / 10000, minor = loaded % 10000 / 100;
-  HL_CHECK_AS(ExitCode::kEnvironment, major == NCCL_MAJOR && minor == NCCL_MINOR,
+  const bool newer = SharesGpu() && minor > NCCL_MINOR;
+  HL_CHECK_AS(ExitCode::kEnvironment, major == NCCL_MAJOR && (minor == NCCL_MINOR || newer),
               "the NCCL library is ", major, ".", minor, ", but this program was compiled against ",
               NCCL_MAJOR, ".", NCCL_MINOR,
               "; put the matching libnccl.so.2 first in LD_LIBRARY_PATH");
+  return loaded;
 }
 
 void CheckOneGpuPerRank(Communicator& host, Device device) {
@@ -482,17 +496,41 @@ void CheckOneGpuPerRank(Communicator& host, Device device) {
   std::map<std::string, int> owner;
   for (int rank = 0; rank < static_cast<int>(all.size()); ++rank) {
     const auto [at, fresh] = owner.emplace(all[rank], rank);
-    HL_CHECK_AS(ExitCode::kEnvironment, fresh, "ranks ", at->second, " and ", rank,
-                " share the GPU ", all[rank], "; start at most one rank per GPU");
+    HL_CHECK_AS(ExitCode::kEnvironment, fresh || SharesGpu(), "ranks ", at->second, " and ", rank,
+                " share the GPU ", all[rank],
+                ". Start at most one rank per GPU. For a test of several ranks on one GPU, set ",
+                kShareGpu, "=1.");
   }
+}
+
+// Makes NCCL accept several ranks on one GPU. Before 2.30 it refuses them only within a host, so
+// each rank claims to be a host of its own, and all traffic uses sockets on the loopback interface.
+// Values that the user has set take precedence.
+void PrepareSharedGpu(int nccl_version, int rank) {
+  const auto set = [](const char* name, const std::string& value) {
+    ::setenv(name, value.c_str(), /*overwrite=*/0);
+  };
+  constexpr int kCanShare = 23000;
+  if (nccl_version < kCanShare) {
+    set("NCCL_HOSTID", Concat("halflife_rank_", rank));
+  } else {
+    set("NCCL_MULTI_RANK_GPU_ENABLE", "1");
+  }
+  set("NCCL_SOCKET_IFNAME", "lo");
+  set("NCCL_IB_DISABLE", "1");
+  set("NCCL_NET_GDR_LEVEL", "LOC");
+  set("NCCL_NVLS_ENABLE", "0");
+  set("NCCL_MNNVL_ENABLE", "0");
+  set("NCCL_MAX_CTAS", "2");  // The kernels of all ranks and groups must fit on the GPU together.
 }
 
 }  // namespace
 
 std::unique_ptr<Communicator> MakeNcclCommunicator(Communicator& host, Device device,
                                                    std::string name, const NcclOptions& options) {
-  CheckVersion();
+  const int version = CheckVersion();
   CheckOneGpuPerRank(host, device);
+  if (SharesGpu()) PrepareSharedGpu(version, host.rank());
   // With this setting, several groups on one GPU run in the order in which the host issued them,
   // which is equal on all ranks.
   ::setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", /*overwrite=*/0);

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <span>
@@ -143,10 +144,20 @@ TEST(FakeNccl, CollectivesEqualTheirDefinitions) {
   }
 }
 
-TEST(FakeNccl, RefusesTwoRanksOnOneGpu) {
-  const Outcome outcome =
-      fake::Run({.ranks = 2, .same_gpu = true}, [](Rank& rank) { MakeWorld(rank); });
-  EXPECT_THAT(outcome.error_text, HasSubstr("ranks 0 and 1 share the GPU"));
+TEST(FakeNccl, TwoRanksShareAGpuOnlyWithTheSetting) {
+  const fake::Options options = {.ranks = 2, .same_gpu = true};
+  const auto body = [](Rank& rank) { MakeWorld(rank)->Barrier({"met", 0}).WaitHost(); };
+  EXPECT_THAT(fake::Run(options, body).error_text,
+              HasSubstr("ranks 0 and 1 share the GPU 0000:00:00.0 on "));
+  EXPECT_THAT(fake::Run(options, body).error_text,
+              HasSubstr("Start at most one rank per GPU. For a test of several ranks on one GPU, "
+                        "set HALFLIFE_SHARE_GPU=1."));
+  ::setenv("HALFLIFE_SHARE_GPU", "1", /*overwrite=*/1);
+  RunWell(options, body);
+  EXPECT_STREQ(std::getenv("NCCL_SOCKET_IFNAME"), "lo");
+  ::setenv("HALFLIFE_SHARE_GPU", "0", /*overwrite=*/1);
+  EXPECT_THAT(fake::Run(options, body).error_text, HasSubstr("ranks 0 and 1 share the GPU"));
+  ::unsetenv("HALFLIFE_SHARE_GPU");
 }
 
 // Several gathers in one group call, which costs the host as much as one.

@@ -196,6 +196,11 @@ WHOLE_RUN = Item("run/quickstart", "src/cli/halflife", ("--device", "cuda", "--s
                  rehearsal=("--device", "cpu", "--steps", "6", "--small"),
                  before=("{python}", "{repo}/tools/gpu_session/whole_run.py"), starts=("src/cli/halflife-engine",))  # fmt: skip
 
+# The same model on several ranks that share the GPU (ranks_run.py).
+RANKS_RUN = Item("ranks/quickstart", "src/cli/halflife", ("--device", "cuda"), minutes=6,
+                 rehearsal=("--device", "cpu", "--small"),
+                 before=("{python}", "{repo}/tools/gpu_session/ranks_run.py"), starts=("src/cli/halflife-engine",))  # fmt: skip
+
 DECAY_KINDS = ("per_head", "per_token", "per_channel")
 DECAY_SHAPES = {kind: compare_fla.shapes_of(kind) for kind in DECAY_KINDS}
 # Each kind of decay with bf16 and documents: tests/ops/decay_attention/binding_gpu_test.cc.
@@ -227,11 +232,12 @@ ITEMS = (
     _test("eval_gpu_test", "tests/eval", 1),
     _test("launch_check_gpu_test", WRAPPERS, 1),
     WHOLE_RUN,
-    # One figure per claim, and the first run of a sanitizer.
+    # One figure per claim, the first run of a sanitizer, and several ranks on the GPU.
     _step("gla 340m", "gla", 1024, 4),
     *FIRST_SHAPES.values(),
     _adamw(),
     _sanitized("memcheck", "wrappers_gpu_test", WRAPPERS, "*", 1),
+    RANKS_RUN,
     # What each kernel costs, at the shapes of the recipes.
     *(_decay(kind, shape) for kind, shapes in DECAY_SHAPES.items() for shape in shapes[1:3]),
     *DELTA.values(),
