@@ -35,7 +35,7 @@ struct Options {
   bool driver_lock = false;       // a blocked launch also blocks all queries of its device
   int sms = 132;                  // thread blocks that can be resident on a device
   bool launch_order = true;       // NCCL_LAUNCH_ORDER_IMPLICIT
-  bool seeded_sums = false;       // NCCL adds fp32 and fp64 shares in an order that the seed decides
+  bool seeded_sums = false;       // the seed decides the order in which NCCL adds fp32 and fp64
   bool same_gpu = false;          // all ranks report the same GPU
   bool unreachable = false;       // no rendezvous ends, as if no rank could reach the root
   double control_timeout_s = 20;  // of Rank::control()
