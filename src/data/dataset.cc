@@ -173,10 +173,27 @@ Dataset::Dataset(Dataset&&) noexcept = default;
 Dataset& Dataset::operator=(Dataset&&) noexcept = default;
 Dataset::~Dataset() = default;
 
-Dataset Dataset::Open(const fs::path& folder, size_t num_datasets) {
+namespace {
+
+// A file in the place of a dataset is usually what the dataset shall be made of.
+void RequireFolder(const fs::path& folder) {
   std::error_code ignored;
-  HL_CHECK_AS(ExitCode::kData, fs::is_directory(folder, ignored), "there is no dataset folder ",
-              folder.string(), ". Make one with `halflife prepare --out ", folder.string(), "`.");
+  if (fs::is_directory(folder, ignored)) return;
+  const std::string name = folder.string();
+  HL_CHECK_AS(ExitCode::kData, fs::is_regular_file(folder, ignored), "there is no dataset folder ",
+              name, ". Make one with `halflife prepare --input TEXT --tokenizer TOKENIZER --out ",
+              name, "`.");
+  const bool has_ids = folder.extension() == ".bin";
+  HL_FAIL(ExitCode::kData, name, " is a file, not a dataset folder. ",
+          has_ids ? "Link its ids" : "Make one", " with `halflife prepare --input ", name,
+          has_ids ? " --in-place --validation-fraction 0" : "", " --tokenizer TOKENIZER --out ",
+          fs::path(folder).replace_extension("data").string(), "`.");
+}
+
+}  // namespace
+
+Dataset Dataset::Open(const fs::path& folder, size_t num_datasets) {
+  RequireFolder(folder);
   Dataset dataset(
       std::make_unique<Impl>(folder, ReadManifest(folder / kManifestName), num_datasets));
   dataset.impl_->CheckFirst();

@@ -103,7 +103,10 @@ class Collector {
       return;
     }
     HL_CHECK_AS(ExitCode::kData, AddFile(path, path.filename()), path.string(),
-                " has an unknown extension. Use ", KnownExtensions(formats_));
+                " has an unknown extension. Use ", KnownExtensions(formats_),
+                path.extension() == ".parquet"
+                    ? ". docs/data_format.md#parquet has the command that converts Parquet"
+                    : "");
   }
   InputFiles Take() { return std::move(found_); }
 

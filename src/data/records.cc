@@ -35,7 +35,8 @@ std::string ValueOf(const nlohmann::json& record, const RecordField& field,
     std::string names;
     for (const auto& [name, value] : record.items()) names += (names.empty() ? "" : ", ") + name;
     HL_FAIL(ExitCode::kData, place, "the record has no field '", field.name,
-            "'; it has: ", names.empty() ? "none" : names, "; choose one with ", field.flag);
+            "'; it has: ", names.empty() ? "none" : names, "; choose one with ", field.flag,
+            record.contains("messages") ? ", or read conversations with --labels messages" : "");
   }
   if (field.form == FieldForm::kJson) return found->dump();
   if (found->is_string()) return found->get<std::string>();

@@ -151,6 +151,20 @@ TEST_F(DatasetTest, ABlockIsReadOnce) {
   EXPECT_HL_ERROR(dataset.Verify(), ExitCode::kData, "train-00000.h5", "damaged");
 }
 
+TEST_F(DatasetTest, AFileIsNoDataset) {
+  const TempDir dir;
+  const auto refuse = [&](const char* name, const std::string& options) {
+    const std::string path = (dir / name).string();
+    WriteText(path, "ab");
+    EXPECT_HL_ERROR(Dataset::Open(path), ExitCode::kData,
+                    path + " is a file, not a dataset folder. ",
+                    "`halflife prepare --input " + path + options +
+                        " --tokenizer TOKENIZER --out " + (dir / "train.data").string() + "`.");
+  };
+  refuse("train.txt", "");
+  refuse("train.bin", " --in-place --validation-fraction 0");
+}
+
 TEST_F(DatasetTest, MissingAndCutShards) {
   const std::string bytes = ReadText(shard(1));
   WriteText(shard(1), bytes.substr(0, bytes.size() - 1));

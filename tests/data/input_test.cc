@@ -94,6 +94,9 @@ TEST(InputFilesTest, Errors) {
                   "unknown extension", ".jsonl");
   EXPECT_HL_ERROR(FindInputFiles({dir.path().string()}), ExitCode::kData, "contain no text",
                   "none of 1 files");
+  WriteText(dir / "a.parquet", "x");
+  EXPECT_HL_ERROR(FindInputFiles({(dir / "a.parquet").string()}), ExitCode::kData, "a.parquet",
+                  "docs/data_format.md#parquet has the command");
   std::filesystem::create_symlink(dir / "nothing", dir / "link.txt");
   EXPECT_HL_ERROR(FindInputFiles({(dir / "link.txt").string()}), ExitCode::kData, "link.txt",
                   "is a broken link");

@@ -53,6 +53,8 @@ TEST_F(Records, WhatIsNone) {
   EXPECT_HL_ERROR(Read("m.jsonl", "{\"text\": \"a\", \"label\": 1}\n{\"text\": \"b\"}"),
                   ExitCode::kData, "m.jsonl:2: the record has no field 'label'; it has: text",
                   "--label-field");
+  EXPECT_HL_ERROR(Read("c.jsonl", "{\"messages\": []}"), ExitCode::kData, "it has: messages",
+                  "or read conversations with --labels messages");
   EXPECT_HL_ERROR(Read("f.jsonl", "{\"text\": \"a\", \"label\": 0.5}"), ExitCode::kData,
                   "'label' is a JSON number, not a string, whole number or boolean");
   EXPECT_HL_ERROR(Read("t.jsonl", "{\"text\": 3, \"label\": 0}"), ExitCode::kData,

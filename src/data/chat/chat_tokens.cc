@@ -23,6 +23,14 @@ std::string StringOf(const nlohmann::json& message, const char* field, size_t nu
   return value->get<std::string>();
 }
 
+// Gives a message of ShareGPT, {"from": "human", "value": "..."}, the form of OpenAI.
+void ConvertFromShareGpt(nlohmann::json& message) {
+  if (!message.is_object() || !message.contains("from") || message.contains("role")) return;
+  const nlohmann::json from = message["from"];
+  message["role"] = from == "human" ? "user" : from == "gpt" ? "assistant" : from;
+  if (message.contains("value")) message["content"] = message["value"];
+}
+
 // Encodes consecutive pieces of text as one text.
 class TextRun {
  public:
@@ -74,11 +82,12 @@ class TextRun {
 std::vector<ChatMessage> ReadChatMessages(std::string_view json, const std::string& place) {
   HL_CHECK_AS(ExitCode::kData, JsonNesting(json) <= kMaxJsonNesting, place,
               "the messages are nested more than ", kMaxJsonNesting, " deep. ", kForm);
-  const auto list = nlohmann::json::parse(json, nullptr, /*allow_exceptions=*/false);
+  auto list = nlohmann::json::parse(json, nullptr, /*allow_exceptions=*/false);
   HL_CHECK_AS(ExitCode::kData, list.is_array(), place, "the messages are a JSON ",
               list.is_discarded() ? "syntax error" : list.type_name(), ", not a list. ", kForm);
   std::vector<ChatMessage> messages;
-  for (const nlohmann::json& message : list) {
+  for (nlohmann::json& message : list) {
+    ConvertFromShareGpt(message);
     const size_t number = messages.size() + 1;
     HL_CHECK_AS(ExitCode::kData, message.is_object(), place, "message ", number, " is a JSON ",
                 message.type_name(), ", not an object. ", kForm);

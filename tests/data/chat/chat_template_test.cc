@@ -94,7 +94,7 @@ TEST(ChatTemplate, RefusesRoles) {
                   "'vicuna' is not a chat template. Use one of chatml, llama3, qwen");
 }
 
-TEST(ChatMessages, ReadsTheFormOfOpenAi) {
+TEST(ChatMessages, ReadsTheFormsOfOpenAiAndShareGpt) {
   const auto messages =
       ReadChatMessages(R"([{"role": "user", "content": "a\nb", "name": "x"}])", "");
   ASSERT_EQ(messages.size(), 1);
@@ -104,6 +104,17 @@ TEST(ChatMessages, ReadsTheFormOfOpenAi) {
     EXPECT_HL_ERROR(ReadChatMessages(json, "c:7: "), ExitCode::kData, "c:7: ", words,
                     R"(Use [{"role": "user", "content": "..."}, ...].)");
   };
+  const auto shared = ReadChatMessages(
+      R"([{"from": "system", "value": "s"}, {"from": "human", "value": "a"},
+          {"from": "gpt", "value": "b", "weight": 1}])",
+      "");
+  ASSERT_EQ(shared.size(), 3);
+  EXPECT_EQ(shared[0].role, "system");
+  EXPECT_EQ(shared[1].role, "user");
+  EXPECT_EQ(shared[2].role, "assistant");
+  EXPECT_EQ(shared[2].content, "b");
+  refuse(R"([{"from": "human"}])", "message 1 has no field 'content'");
+  refuse(R"([{"from": 1, "value": "a"}])", "the field 'role' of message 1 is a JSON number");
   refuse("{}", "the messages are a JSON object, not a list");
   refuse("[", "the messages are a JSON syntax error, not a list");
   refuse(R"(["a"])", "message 1 is a JSON string, not an object");
