@@ -90,6 +90,17 @@ class Override {
     return *field;
   }
 
+  // For example: --set 'eval.set=[{ name: ... }]', or =[] for none
+  std::string ListExample(const pb::FieldDescriptor& list) const {
+    const bool is_message = list.cpp_type() == pb::FieldDescriptor::CPPTYPE_MESSAGE;
+    const bool is_string = list.cpp_type() == pb::FieldDescriptor::CPPTYPE_STRING;
+    return Concat("--set '", PathBelow(found_, list.name()), "=[",
+                  is_message  ? Concat("{ ", list.message_type()->field(0)->name(), ": ... }")
+                  : is_string ? "\"...\""
+                              : "1, 2",
+                  "]', or =[] for none");
+  }
+
   std::string LastName() const { return path_.substr(path_.rfind('.') + 1); }
 
   std::string DescribeUnknown(const pb::Descriptor& block, const std::string& path,
@@ -104,7 +115,7 @@ class Override {
 
   void Descend(const pb::FieldDescriptor& field) {
     Check(!field.is_repeated(), "'", field.name(),
-          "' is a list, and only a whole list can be set: ", kListExample);
+          "' is a list, and only a whole list can be set: ", ListExample(field));
     Check(field.cpp_type() == pb::FieldDescriptor::CPPTYPE_MESSAGE, "'", field.name(),
           "' has no fields");
     const pb::Reflection& reflection = *message_->GetReflection();
@@ -124,7 +135,7 @@ class Override {
     const bool is_message = field.cpp_type() == pb::FieldDescriptor::CPPTYPE_MESSAGE;
     if (field.is_repeated() || (is_message && value_.starts_with("{"))) {
       Check(!field.is_repeated() || value_.starts_with("["), "'", field.name(),
-            "' is a list. Write ", kListExample);
+            "' is a list. Write ", ListExample(field));
       reflection.ClearField(message_, &field);
       return Merge(field, value_);
     }
@@ -155,9 +166,6 @@ class Override {
          .form = RecipeForm::kSet},
         [&](pb::TextFormat::Parser& parser) { return parser.MergeFromString(text, message_); });
   }
-
-  static constexpr char kListExample[] =
-      "--set 'model.hybrid=[{ layers: [1] mixer { softmax {} } }]', or =[] for none";
 
   const std::string& text_;
   const pb::Message& root_;

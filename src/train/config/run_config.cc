@@ -434,9 +434,14 @@ RunConfig LoadRunConfig(const std::vector<std::filesystem::path>& files,
                         const std::vector<std::string>& overrides) {
   constexpr uint64_t kMaxRecipeBytes = 16 << 20;
   std::vector<RecipeText> recipes;
-  for (const std::filesystem::path& file : files)
+  for (const std::filesystem::path& file : files) {
+    std::error_code error;
+    HL_CHECK_AS(ExitCode::kUsage, std::filesystem::exists(file, error) || error,
+                "there is no recipe ", file.string(),
+                ". Use the name of a file, for example launch/recipes/quickstart.textproto.");
     recipes.push_back(
         {.name = file.string(), .text = ReadFile(file, ExitCode::kUsage, kMaxRecipeBytes)});
+  }
   return MergeAll(recipes, overrides);
 }
 

@@ -100,7 +100,10 @@ TEST(RunConfig, AnOverrideInBracketsTakesThePlaceOfAll) {
   EXPECT_HL_ERROR(parse("model.hybrid.layers=1"), ExitCode::kUsage, "--set model.hybrid.layers",
                   "'hybrid' is a list", "=[] for none");
   EXPECT_HL_ERROR(parse("model.hybrid=softmax"), ExitCode::kUsage, "'hybrid' is a list",
-                  "--set 'model.hybrid=[{ layers: [1] mixer { softmax {} } }]'");
+                  "--set 'model.hybrid=[{ layers: ... }]', or =[] for none");
+  EXPECT_HL_ERROR(
+      parse("eval.set.name=a"), ExitCode::kUsage,
+      "'set' is a list, and only a whole list can be set: --set 'eval.set=[{ name: ... }]'");
   EXPECT_HL_ERROR(parse("model.hybrid=[{ layer: [1] }]"), ExitCode::kUsage,
                   "--set model.hybrid=[{ layer: [1] }]: 'layer' is not a field of model.hybrid.",
                   "did you mean 'layers'");
@@ -342,7 +345,7 @@ TEST(RunConfig, RollbacksNeedSpikesAndCheckpoints) {
 
 TEST(RunConfig, MissingFile) {
   EXPECT_HL_ERROR(LoadRunConfig("/nowhere/r.textproto", {}), ExitCode::kUsage,
-                  "/nowhere/r.textproto", "No such file");
+                  "there is no recipe /nowhere/r.textproto. Use the name of a file");
 }
 
 TEST(RunConfig, ValidateListsEveryProblemAtOnce) {
