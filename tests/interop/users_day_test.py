@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""The documented commands of a whole project, one after the other: two sources become datasets, a
-model trains on a blend of them with two validation sets, is tuned on conversations with LoRA, is
-served, evaluated by lm-evaluation-harness, continues many prompts, and is loaded by transformers.
+"""The documented commands of a whole project, one after the other: two sources, one of them in
+Parquet, become datasets, a model trains on a blend of them with two validation sets, is tuned on
+conversations with LoRA, is served, evaluated by lm-evaluation-harness, continues many prompts, and is
+loaded by transformers.
 
     .venv-compare/bin/python tests/interop/users_day_test.py build/cpu/src/cli/halflife
 """
@@ -20,6 +21,8 @@ import urllib.request
 
 try:
     import lm_eval  # noqa: F401  (run as a program)
+    import pyarrow
+    import pyarrow.parquet
     import torch
     from transformers import AutoModelForCausalLM
 except ImportError as error:
@@ -27,6 +30,7 @@ except ImportError as error:
     sys.exit(77)
 
 HALFLIFE = ""
+DATA_FORMAT = pathlib.Path(__file__).resolve().parents[2] / "docs/data_format.md"
 MODEL = """
 model {
   model_dim: 32 num_layers: 2
@@ -94,11 +98,16 @@ class UsersDay(unittest.TestCase):
         (self.folder / name).write_text(text)
 
     def prepare(self):
-        self.write("verses.txt", "".join(f"In the beginning was word number {i} of many.\n" for i in range(300)))
         self.write("code.txt", "".join(f"def f{i}(x):  return x + {i}\n" for i in range(300)))
-        for name in ("verses", "code"):
-            self.run_program("prepare", "--input", f"{name}.txt", "--tokenizer", "bytes", "--documents", "line",
-                             "--validation-fraction", "0.2", "--out", f"data/{name}")
+        verses = [f"In the beginning was word number {i} of many." for i in range(300)]
+        pyarrow.parquet.write_table(pyarrow.table({"text": verses}), self.folder / "verses.parquet")
+        script = re.search(r"<<'END'\n(import json, sys\n.*?)END\n", DATA_FORMAT.read_text(), re.DOTALL)[1]
+        converted = subprocess.run([sys.executable, "-c", script, "verses.parquet"], cwd=self.folder, check=True,
+                                   capture_output=True, text=True).stdout
+        self.write("verses.jsonl", converted)
+        options = ["--tokenizer", "bytes", "--validation-fraction", "0.2"]
+        self.run_program("prepare", "--input", "verses.jsonl", *options, "--out", "data/verses")
+        self.run_program("prepare", "--input", "code.txt", "--documents", "line", *options, "--out", "data/code")
 
     def train(self):
         self.write("model.textproto", MODEL)
