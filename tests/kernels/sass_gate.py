@@ -41,6 +41,7 @@ RULES = {
     "delta::PrepareKernel": MMA[:1] + MMA[2:],
     "delta::ScanKernel": MMA[:1] + MMA[2:],
     "delta::OutputKernel": MMA[:1] + MMA[2:],
+    "delta::TokenScanKernel": WARPGROUPS + (("UBLKCP", "bulk copies of decays"),),
     "delta::WarpgroupScanKernel": WARPGROUPS + (("UBLKCP", "bulk copies of decays"),),
     "delta::WarpgroupAdjointScanKernel": WARPGROUPS + (("UBLKCP", "bulk copies of decays"),),
     "delta::AdjointScanKernel": MMA[:1] + MMA[2:],
@@ -55,15 +56,16 @@ RULES = {
     "WarpgroupGradientsKernel": WARPGROUPS,
 }
 # Kernels in which a warpgroup gives registers to others on sm_90a. ptxas may ignore the instruction.
-REGISTER_TRANSFERS = re.compile(r"WarpgroupScanKernel\b|ChannelWarpgroupScanKernel<ChannelWarpgroupConfig<\d+, 128>")
+REGISTER_TRANSFERS = re.compile(r"WarpgroupScanKernel\b|ChannelWarpgroupScanKernel<ChannelWarpgroupConfig<\d+, 128>|delta::TokenScanKernel")
 # Kernels that have a body only for one architecture.
 ONLY_FOR = {"WarpgroupStatesKernel": "sm_90a", "WarpgroupScanKernel": "sm_90a", "ChannelWarpgroupScanKernel": "sm_90a",
-            "WarpgroupGradientsKernel": "sm_90a", "delta::WarpgroupScanKernel": "sm_90a",
+            "WarpgroupGradientsKernel": "sm_90a", "delta::TokenScanKernel": "sm_90a",
+            "delta::WarpgroupScanKernel": "sm_90a",
             "delta::WarpgroupAdjointScanKernel": "sm_90a", "ChannelChunkGradientsKernel": "sm_90a"}
 # Kernels whose loop over tiles, the innermost with a barrier (of the block, or an mbarrier) and products, reads global
 # memory by asynchronous copies, and the most other loads in it: any that a tile wants would be waited for in every
 # tile. The known ones are the entry of a chunk, 24 bytes, which is there a chunk before it is used.
-PLAIN_LOADS = {"ChannelScanKernel": 4, "delta::WarpgroupScanKernel": 0, "delta::WarpgroupAdjointScanKernel": 0}
+PLAIN_LOADS = {"ChannelScanKernel": 4, "delta::TokenScanKernel": 0, "delta::WarpgroupScanKernel": 0, "delta::WarpgroupAdjointScanKernel": 0}
 
 ARCH = re.compile(r"^\s*(?:code for|arch =) (sm_\w+)")
 FUNCTION = re.compile(r"^\s*Function : (\S+)")

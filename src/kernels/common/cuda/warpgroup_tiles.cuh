@@ -25,6 +25,21 @@ HL_DEVICE void LoadPieces(bf16* tile, int columns, int piece_elements, const Ten
     TmaLoad2d(tile + piece * piece_elements, &map, barrier, column + piece * kPieceColumns, row);
 }
 
+// Clears the rows from `length` on in a chunk's tile. TMA has loaded the rows that follow the
+// chunk, which can belong to another document or contain NaN. Called by `threads` threads, of which
+// this is number `thread`.
+HL_DEVICE void ClearRows(bf16* tile, int columns, int length, int thread, int threads) {
+  constexpr int kUnits = kPieceColumns / 8;
+  const int dead = (kTileRows - length) * kUnits;
+#pragma unroll 1
+  for (int piece = 0; piece < columns / kPieceColumns; ++piece) {
+    bf16* const rows = tile + piece * kPieceElements + length * kPieceColumns;
+#pragma unroll 1
+    for (int i = thread; i < dead; i += threads)
+      *reinterpret_cast<uint4*>(rows + 8 * i) = make_uint4(0, 0, 0, 0);
+  }
+}
+
 // Clears the columns from `length` on in an A fragment whose first column is k.
 HL_DEVICE void ClearColumns(uint32_t (&a)[4], int k, int length) {
 #pragma unroll

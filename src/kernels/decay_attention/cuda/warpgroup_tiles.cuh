@@ -65,21 +65,6 @@ HL_DEVICE void BeginPairs(float (&acc)[kChunk / 8][4], const bf16* x, const bf16
   }
 }
 
-// Clears the rows from `length` on in a chunk's tile. TMA has loaded the rows that follow the
-// chunk, which can belong to another document or contain NaN. Called by `threads` threads, of which
-// this is number `thread`.
-HL_DEVICE void ClearRows(bf16* tile, int columns, int length, int thread, int threads) {
-  constexpr int kUnits = kPieceColumns / 8;
-  const int dead = (kChunk - length) * kUnits;
-#pragma unroll 1
-  for (int piece = 0; piece < columns / kPieceColumns; ++piece) {
-    bf16* const rows = tile + piece * kPieceElements + length * kPieceColumns;
-#pragma unroll 1
-    for (int i = thread; i < dead; i += threads)
-      *reinterpret_cast<uint4*>(rows + 8 * i) = make_uint4(0, 0, 0, 0);
-  }
-}
-
 #endif  // HL_HAS_WGMMA
 
 // The map of a tensor's rows up to the last row of a batch tile.

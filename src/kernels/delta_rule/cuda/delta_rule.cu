@@ -66,6 +66,10 @@ void LaunchPrepare(const DeltaRuleArgs& args, const Workspace& workspace, cudaSt
   WithInstance(args.q.dtype, args.head_dim_k, [&](auto element, auto keys) {
     using T = decltype(element);
     constexpr int kK = decltype(keys)::value;
+    if constexpr (std::is_same_v<T, bf16>) {
+      if (workspace.operand != nullptr)
+        return LaunchPrepareOf<PrepareTokensConfig<kK>>(params, stream);
+    }
     if (args.decay != DeltaDecay::kPerTokenChannel) {
       LaunchPrepareOf<PrepareConfig<T, kK, false>>(params, stream);
     } else if constexpr (std::is_same_v<T, bf16> || kK <= kMaxChannelKeysF32) {
@@ -127,6 +131,7 @@ void DeltaRuleForward(const DeltaRuleArgs& args, cudaStream_t stream) {
   scan.final_state = static_cast<float*>(args.final_state);
   scan.checkpoints = static_cast<float*>(args.checkpoints);
   delta::LaunchPrepare(args, scan.workspace, stream);
+  if (delta::CanScanTokensByWgmma(args)) return delta::LaunchTokenScan(scan, stream);
   if (delta::CanUseWgmma(args)) return delta::LaunchWarpgroupScan(scan, /*outputs=*/true, stream);
   delta::LaunchScan(scan, stream);
   delta::LaunchOutput(args, scan.workspace, stream);

@@ -24,8 +24,8 @@ struct ScanParams {
   float* checkpoints = nullptr;          // written, or read with from_checkpoints
 };
 
-// W, U~ and the decayed operands of all chunks. Stores `inverse`, and `q_entry` with `scores`, only
-// if the workspace has them.
+// W, U~ and the decayed operands of all chunks; with `operand` only that, `row_decays` and
+// `scores`. Stores `inverse`, and `q_entry` with `scores`, only if the workspace has them.
 void LaunchPrepare(const DeltaRuleArgs& args, const Workspace& workspace, cudaStream_t stream);
 // The states before all chunks, and U, from the checkpoints of args.
 void LaunchRecomputeStates(const DeltaRuleArgs& args, const Workspace& workspace,
@@ -34,6 +34,9 @@ void LaunchScan(const ScanParams& params, cudaStream_t stream);
 // The same on sm_90a. `outputs`: also computes args.out, and then stores neither U nor states.
 // Requires CanUseWgmma.
 void LaunchWarpgroupScan(const ScanParams& params, bool outputs, cudaStream_t stream);
+// The whole scan with outputs on sm_90a, from `operand`, `row_decays` and `scores`. Requires
+// CanScanTokensByWgmma.
+void LaunchTokenScan(const ScanParams& params, cudaStream_t stream);
 // out, from the results of the other passes.
 void LaunchOutput(const DeltaRuleArgs& args, const Workspace& workspace, cudaStream_t stream);
 

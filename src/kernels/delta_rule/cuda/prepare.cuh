@@ -7,6 +7,8 @@
 //   3. k Q and scale q P (workspace), k P (in place of k)
 //   4. X = (I + L)^-1, fp32
 //   5. W = X diag(beta) (k P) and U~ = X diag(beta) v (workspace), on the tensor cores
+//
+// For token_scan.cuh, step 3 stores P and Q instead, and step 5 X diag(beta).
 #pragma once
 
 #include "kernels/delta_rule/cuda/inverse.cuh"
@@ -76,9 +78,29 @@ HL_DEVICE void ChannelOperands(const PrepareShared<Config>& smem, const Workspac
   }
 }
 
+// P and Q.
+template <typename Config>
+HL_DEVICE void StoreRowDecays(const PrepareShared<Config>& smem, float* decays) {
+  const int r = static_cast<int>(threadIdx.x);
+  if (r >= kChunk) return;
+  decays[r] = smem.tables->entry[r];
+  decays[kChunk + r] = smem.tables->exit[r];
+}
+
 // ---- products with X ----
 
-// T = X diag(beta), rounded. Stores X itself where it is wanted.
+// Stores T = X diag(beta), rounded, to the workspace.
+template <typename Config>
+HL_DEVICE void StoreScaledInverse(const PrepareShared<Config>& smem, bf16* operand) {
+#pragma unroll 2
+  for (int i = 2 * static_cast<int>(threadIdx.x); i < kChunk * kChunk; i += 2 * Config::kThreads) {
+    const int r = i / kChunk, s = i % kChunk;
+    const float2 x = LoadPair(&smem.inverse.At(r, s));
+    StorePair(operand + i, x.x * smem.beta[s], x.y * smem.beta[s + 1]);
+  }
+}
+
+// T, rounded. Stores X itself where it is wanted.
 template <typename Config>
 HL_DEVICE void StoreInverse(const PrepareShared<Config>& smem, const Workspace& workspace,
                             const ChunkPlace<typename Config::T>& place) {
@@ -184,14 +206,22 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   } else {
     TokenScores(smem, place);
     __syncthreads();
-    TokenOperands(smem, workspace, place);
+    if constexpr (Config::kForTokenScan) {
+      StoreRowDecays(smem, workspace.row_decays + place.index * 2 * kChunk);
+    } else {
+      TokenOperands(smem, workspace, place);
+    }
   }
   InvertUnitLower<Config::kThreads>(smem.inverse, smem.lower);
-  StoreInverse(smem, workspace, place);
-  __syncthreads();
-  StoreProduct(smem, smem.k, Config::kK,
-               static_cast<T*>(workspace.w) + place.index * kChunk * Config::kK, Config::kK);
-  if (workspace.u != nullptr) StoreValues(smem, params, place);
+  if constexpr (Config::kForTokenScan) {
+    StoreScaledInverse(smem, static_cast<T*>(workspace.operand) + place.index * kChunk * kChunk);
+  } else {
+    StoreInverse(smem, workspace, place);
+    __syncthreads();
+    StoreProduct(smem, smem.k, Config::kK,
+                 static_cast<T*>(workspace.w) + place.index * kChunk * Config::kK, Config::kK);
+    if (workspace.u != nullptr) StoreValues(smem, params, place);
+  }
 }
 
 }  // namespace halflife::kernels::delta

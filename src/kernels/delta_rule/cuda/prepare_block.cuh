@@ -1,9 +1,10 @@
 // A block of the first pass (prepare.cuh): its configuration, its shared memory, and what it
 // treats.
 //
-// Shared memory in KiB, bf16, K = 128 (per token 86, per channel 107):
+// Shared memory in KiB, bf16, K = 128 (per token 86, per channel 107; for token_scan.cuh 58):
 //   | k 17 | q, then v 17 | L 17 | X 17, T 9 | tables 6 |
 //   | k 17 | q, then v 17 | L 17 | X, T; before: decayed operands 27 | log decays 33 |
+//   | k, q; then X 34     | L 17 | tables 6 |
 #pragma once
 
 #include "kernels/delta_rule/cuda/decays.cuh"
@@ -15,7 +16,7 @@ template <typename T_, int kK_, bool kPerChannel_>
 struct PrepareConfig {
   using T = T_;
   static constexpr int kK = kK_;
-  static constexpr bool kPerChannel = kPerChannel_;
+  static constexpr bool kPerChannel = kPerChannel_, kForTokenScan = false;
   static constexpr int kWarps = 8, kThreads = 32 * kWarps;
   static constexpr int kValues = 64;  // columns of v at once, which fit q's place
 
@@ -36,6 +37,25 @@ struct PrepareConfig {
   static constexpr int kMinBlocksPerSm = 2 * kSmemBytes <= kMaxSharedBytesPerBlock ? 2 : 1;
 };
 
+// What token_scan.cuh needs: no products with X, which is then computed in the place of k and q.
+template <int kK_>
+struct PrepareTokensConfig {
+  using T = bf16;
+  static constexpr int kK = kK_;
+  static constexpr bool kPerChannel = false, kForTokenScan = true;
+  static constexpr int kWarps = 8, kThreads = 32 * kWarps;
+  static constexpr int kValues = 64;
+  using Rows = Matrix<T, kK>;
+  using Square = Matrix<float, kChunk>;
+  using Operand = Matrix<T, kChunk>;
+  static constexpr int kSharedBlock = 0, kDecayBytes = static_cast<int>(sizeof(DecayTables));
+  static constexpr int kSmemBytes = 2 * Rows::Bytes(kChunk) + Square::Bytes(kChunk) + kDecayBytes +
+                                    kChunk * static_cast<int>(sizeof(float));
+  static_assert(Square::Bytes(kChunk) <= 2 * Rows::Bytes(kChunk));
+  static constexpr int kMinBlocksPerSm = kK <= 128 ? 3 : 2;
+  static_assert(kMinBlocksPerSm * (kSmemBytes + 1024) <= 228 * 1024);
+};
+
 template <typename Config>
 struct PrepareShared {
   using T = typename Config::T;
@@ -43,7 +63,7 @@ struct PrepareShared {
   typename Config::Rows k, q;
   Matrix<T, Config::kValues> v;          // in q's place
   typename Config::Square lower;         // L
-  typename Config::Square inverse;       // X
+  typename Config::Square inverse;       // X; kForTokenScan: in the place of k and q
   typename Config::Operand operand;      // T
   typename Config::Rows decayed;         // in the place of X and T: keys, queries, readers' keys
   DecayTables* tables;                   // per token
@@ -52,14 +72,18 @@ struct PrepareShared {
 
   HL_DEVICE explicit PrepareShared(unsigned char* raw) {
     SmemCarver carver(raw);
-    k.data = carver.Take<T>(Config::Rows::Elements(kChunk));
-    q.data = carver.Take<T>(Config::Rows::Elements(kChunk));
+    k.data = carver.Take<T>(2 * Config::Rows::Elements(kChunk));
+    q.data = k.data + Config::Rows::Elements(kChunk);
     v.data = q.data;
     lower.data = carver.Take<float>(Config::Square::Elements(kChunk));
-    unsigned char* const block = carver.Take<unsigned char>(Config::kSharedBlock);
-    inverse.data = reinterpret_cast<float*>(block);
-    operand.data = reinterpret_cast<T*>(block + Config::Square::Bytes(kChunk));
-    decayed.data = reinterpret_cast<T*>(block);
+    if constexpr (Config::kForTokenScan) {
+      inverse.data = reinterpret_cast<float*>(k.data);
+    } else {
+      unsigned char* const block = carver.Take<unsigned char>(Config::kSharedBlock);
+      inverse.data = reinterpret_cast<float*>(block);
+      operand.data = reinterpret_cast<T*>(block + Config::Square::Bytes(kChunk));
+      decayed.data = reinterpret_cast<T*>(block);
+    }
     unsigned char* const decays = carver.Take<unsigned char>(Config::kDecayBytes);
     tables = reinterpret_cast<DecayTables*>(decays);
     log2_decay.data = reinterpret_cast<float*>(decays);

@@ -1,6 +1,7 @@
 // The launches of the scans by warpgroups (sm_90a).
 #include <type_traits>
 
+#include "kernels/delta_rule/cuda/token_scan.cuh"
 #include "kernels/delta_rule/cuda/warpgroup_adjoint_scan.cuh"
 #include "kernels/delta_rule/cuda/warpgroup_scan.cuh"
 
@@ -24,6 +25,11 @@ void LaunchWarpgroupScan(const ScanParams& params, bool outputs, cudaStream_t st
     if (outputs) return LaunchWarpgroupScanAs<RingConfig<keys, true>>(params, stream);
     LaunchWarpgroupScanAs<RingConfig<keys, false>>(params, stream);
   });
+}
+
+void LaunchTokenScan(const ScanParams& params, cudaStream_t stream) {
+  WithKeys(params.args,
+           [&](auto keys) { LaunchTokenScanAs<TokenScanConfig<keys>>(params, stream); });
 }
 
 void LaunchWarpgroupAdjointScan(const AdjointScanParams& params, cudaStream_t stream) {

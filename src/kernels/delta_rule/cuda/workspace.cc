@@ -29,6 +29,12 @@ Workspace Divide(const DeltaRuleArgs& args, Purpose purpose, Divider& divider) {
   const size_t size = args.q.dtype == DType::kBF16 ? 2 : 4;
   const size_t keys = PaddedKeys(args.head_dim_k), values = PaddedValues(args.head_dim_v);
   Workspace workspace;
+  if (purpose == Purpose::kForward && CanScanTokensByWgmma(args)) {
+    workspace.operand = divider.Take(chunks * kChunk * kChunk * size);
+    workspace.scores = divider.Take(chunks * kChunk * kChunk * size);
+    workspace.row_decays = static_cast<float*>(divider.Take(chunks * 2 * kChunk * sizeof(float)));
+    return workspace;
+  }
   workspace.w = divider.Take(chunks * kChunk * keys * size);
   if (purpose != Purpose::kAdjoint) workspace.u = divider.Take(chunks * kChunk * values * size);
   workspace.k_exit = divider.Take(chunks * kChunk * keys * size);
@@ -63,6 +69,15 @@ BackwardArrays TakeBackwardArrays(const DeltaRuleArgs& args, Divider& divider) {
 
 bool CanUseWgmma(const DeltaRuleArgs& args) {
   return args.warpgroups && args.q.dtype == DType::kBF16 && args.num_chunks > 0;
+}
+
+bool CanScanTokensByWgmma(const DeltaRuleArgs& args) {
+  const int K = args.head_dim_k, V = args.head_dim_v;
+  return CanUseWgmma(args) && args.decay != DeltaDecay::kPerTokenChannel && K == PaddedKeys(K) &&
+         V % 64 == 0 && IsMatrixOfRows(args.q, args.batch, args.num_heads, K) &&
+         IsMatrixOfRows(args.k, args.batch, args.num_heads, K) &&
+         IsMatrixOfRows(args.v, args.batch, args.num_value_heads, V) &&
+         IsMatrixOfRows(args.out, args.batch, args.num_value_heads, V);
 }
 
 bool CanScanAdjointByWgmma(const DeltaRuleArgs& args, const TensorView& dout) {

@@ -20,7 +20,11 @@
 //   output    q_entry, scores, states, u -> out
 //
 // With Hopper's warpgroup instructions, one scan computes the states and the outputs
-// (warpgroup_scan.cuh).
+// (warpgroup_scan.cuh). Unless decays are per channel, it then needs less of `prepare`
+// (token_scan.cuh):
+//
+//   prepare   k, q, log_decay, beta -> operand, row_decays, scores
+//   scan      q, k, v, operand, row_decays, scores -> out, final state, checkpoints
 #pragma once
 
 #include <cstddef>
@@ -54,6 +58,10 @@ struct Workspace {
   // [N, HV, 64, 64] fp32: X. Unit lower triangular; zero above the diagonal; rows and columns past
   // the chunk's end are those of the identity. Null: not wanted (only a backward reads it).
   float* inverse = nullptr;
+  // Only with CanScanTokensByWgmma, in place of the next five: X diag(beta) [N, HV, 64, 64] T, and
+  // P and Q of the rows [N, HV, 2, 64] fp32.
+  void* operand = nullptr;
+  float* row_decays = nullptr;
   void* w = nullptr;       // [N, HV, 64, K'] T
   void* u = nullptr;       // [N, HV, 64, V'] T: U~ after `prepare`, U after `scan`
   void* k_exit = nullptr;  // [N, HV, 64, K'] T: k Q
@@ -70,9 +78,16 @@ struct Workspace {
 // The tensor maps of these scans need at least one chunk.
 bool CanUseWgmma(const DeltaRuleArgs& args);
 
+// Whether one scan by warpgroups computes a forward from q, k and v themselves (token_scan.cuh):
+// the same without decays per channel, with heads that fill whole tiles of 64 columns (K: 64, 128 or
+// 256) and tensors that TMA can read as matrices.
+bool CanScanTokensByWgmma(const DeltaRuleArgs& args);
+
 // Which arrays a pass needs.
 enum class Purpose : uint8_t {
-  kForward,    // all but `inverse`, and `states` only without CanUseWgmma
+  // all but `inverse`, and `states` only without CanUseWgmma; with CanScanTokensByWgmma `operand`,
+  // `row_decays` and `scores` instead
+  kForward,
   kBackward,   // all
   kSummarise,  // w, u, k_exit, through
   kAdjoint,    // w, k_exit, through, q_entry, scores
