@@ -79,8 +79,8 @@ struct Workspace {
 bool CanUseWgmma(const DeltaRuleArgs& args);
 
 // Whether one scan by warpgroups computes a forward from q, k and v themselves (token_scan.cuh):
-// the same without decays per channel, with heads that fill whole tiles of 64 columns (K: 64, 128 or
-// 256) and tensors that TMA can read as matrices.
+// the same without decays per channel, with heads that fill whole tiles of 64 columns (K: 64, 128
+// or 256) and tensors that TMA can read as matrices.
 bool CanScanTokensByWgmma(const DeltaRuleArgs& args);
 
 // Which arrays a pass needs.
