@@ -67,7 +67,8 @@ PieceSeconds SecondsOf(const ComputePiece& piece, const Cluster& cluster) {
     return {products, mixing,
             std::max(0.0, piece.bytes / cluster.hbm_bytes_per_s - products - mixing)};
   }
-  const double share = MeasuredMixingShare(piece.mixer).value_or(kAssumedMixingShare);
+  const double share =
+      MeasuredMixingShare(piece.mixer, piece.state_elements).value_or(kAssumedMixingShare);
   return {products, piece.mixing_flops / (cluster.peak_flops * share),
           piece.bytes / (cluster.hbm_bytes_per_s * kTrafficShare)};
 }
@@ -163,7 +164,7 @@ void AddLosses(const StepOperations& step, double ideal_flops, ClusterPlan& plan
     products += times * (seconds.products - piece.matmul_flops / cluster.peak_flops);
     mixing += times * (seconds.mixing - piece.mixing_flops / cluster.peak_flops);
     traffic += times * seconds.traffic;
-    if (cluster.device != "cpu" && !MeasuredMixingShare(piece.mixer))
+    if (cluster.device != "cpu" && !MeasuredMixingShare(piece.mixer, piece.state_elements))
       plan.assumed_s += times * seconds.mixing;
     flops += times * (piece.flops() - piece.recomputed_flops);
     recomputed += times * piece.recomputed_flops;

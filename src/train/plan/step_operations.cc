@@ -20,6 +20,13 @@
 namespace halflife::train {
 namespace {
 
+// The elements of a head's state [K, V], if that is the layer's first state, or 0.
+int64_t StateElements(const model::LanguageModel& model, int64_t layer) {
+  const std::vector<model::StateTensor> state = model.block(layer).mixer().traits().state;
+  if (state.empty() || state[0].shape.size() != 3) return 0;
+  return state[0].shape[1] * state[0].shape[2];
+}
+
 // The parameters that are trained, and the compute of each layer.
 class Pieces {
  public:
@@ -70,6 +77,7 @@ class Pieces {
         pieces_.push_back({.kind = kind,
                            .layer = layer,
                            .mixer = block ? config.model.mixer_of(layer).name() : "",
+                           .state_elements = block ? StateElements(model, layer) : 0,
                            .matmul_flops = rows * flops.matmul,
                            .mixing_flops = rows * flops.mixing * share,
                            .bytes = 2 * rows * kept + of_layer * (element + (backward ? 12 : 0)),

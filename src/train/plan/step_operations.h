@@ -18,8 +18,9 @@ namespace halflife::train {
 struct ComputePiece {
   enum class Kind : uint8_t { kForward, kBackward, kUpdate };
   Kind kind = Kind::kForward;
-  int64_t layer = 0;       // Numbered as in LanguageModel::LayerOf. 0 for an update.
-  std::string mixer = {};  // For example "gla". Empty outside of blocks.
+  int64_t layer = 0;           // Numbered as in LanguageModel::LayerOf. 0 for an update.
+  std::string mixer = {};      // For example "gla". Empty outside of blocks.
+  int64_t state_elements = 0;  // K V of a head whose state is [K, V], for MeasuredMixingShare.
   // For one micro-batch on this rank: FLOPs (a multiply-add counts 2) of products with parameters
   // and of work between tokens (model::FlopCount), and bytes that pass through the device's memory.
   double matmul_flops = 0, mixing_flops = 0, bytes = 0;
