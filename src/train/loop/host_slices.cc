@@ -2,7 +2,11 @@
 
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <cstring>
+#include <string_view>
+
+#include "train/step/arena_optimizer.h"
 
 namespace halflife::train {
 
@@ -31,23 +35,66 @@ void HostSlices::ForEachPart(const Copy& copy) {
     for (const dist::Bucket& bucket : layout.buckets()) {
       const auto range = layout.SliceOf(bucket, slice_);
       const at::Tensor host = arrays_[i].narrow(0, range.slice_begin, range.count);
-      const bool missing = stored[i].trained && bucket.frozen;
-      // The average of weights that do not change is the weights. Other states
-      // stay zero.
-      if (missing && stored[i].name != ckpt::kAverageArray) continue;
-      const ParameterArena::StoredArray& from = missing ? stored[0] : stored[i];
+      const ParameterArena::StoredArray& from = stored[i];
+      if (from.trained && bucket.frozen) continue;
       const int64_t place =
           from.trained
               ? layout.PlaceOf(range.arena_begin, arena_.states_division())
               : layout.PlaceOf({.arena_begin = range.arena_begin, .slice_begin = range.slice_begin},
                                from.sliced_end);
-      copy(host, from.tensor->narrow(0, place, range.count), missing);
+      copy(host, from.tensor->narrow(0, place, range.count));
     }
   }
 }
 
+void HostSlices::ForEachFrozenPart(
+    const std::function<void(std::span<float>, std::span<const float>)>& visit) {
+  const dist::ParameterLayout& layout = arena_.layout();
+  const std::vector<ParameterArena::StoredArray> stored = arena_.stored_arrays();
+  const auto average = std::ranges::find(stored, std::string_view(ckpt::kAverageArray),
+                                         &ParameterArena::StoredArray::name);
+  if (average == stored.end() || !average->trained) return;
+  const at::Tensor& averages = arrays_[static_cast<size_t>(average - stored.begin())];
+  for (const dist::Bucket& bucket : layout.buckets()) {
+    if (!bucket.frozen) continue;
+    const auto range = layout.SliceOf(bucket, slice_);
+    const auto count = static_cast<size_t>(range.count);
+    visit({averages.mutable_data_ptr<float>() + range.slice_begin, count},
+          {arrays_[0].const_data_ptr<float>() + range.slice_begin, count});  // main comes first
+  }
+}
+
+void HostSlices::WriteFrozenAverage(double ema_decay, uint64_t num_updates,
+                                    FrozenAverage& average) {
+  double kept = 1;  // the share of the old average
+  for (uint64_t update = average.num_updates + 1; update <= num_updates; ++update)
+    kept *= AverageDecay(ema_decay, update);
+  average.num_updates = num_updates;
+  const auto changed = static_cast<float>(1 - kept);
+  size_t at = 0;
+  ForEachFrozenPart([&](std::span<float> out, std::span<const float> weights) {
+    if (average.values.empty()) {
+      std::ranges::copy(weights, out.begin());
+      return;
+    }
+    for (size_t i = 0; i < out.size(); ++i, ++at) {
+      float& value = average.values[at];
+      value += changed * (weights[i] - value);  // no change of bits where both are equal
+      out[i] = value;
+    }
+  });
+}
+
+std::vector<float> HostSlices::LoadedFrozenAverage() {
+  std::vector<float> values;
+  ForEachFrozenPart([&](std::span<float> average, std::span<const float>) {
+    values.insert(values.end(), average.begin(), average.end());
+  });
+  return values;
+}
+
 void HostSlices::CopyFromArena() {
-  ForEachPart([](at::Tensor host, const at::Tensor& in_arena, bool) {
+  ForEachPart([](at::Tensor host, const at::Tensor& in_arena) {
     if (in_arena.is_cuda()) {
       host.copy_(in_arena, /*non_blocking=*/true);
     } else {  // Does not use LibTorch's threads, which belong to the step.
@@ -57,9 +104,7 @@ void HostSlices::CopyFromArena() {
 }
 
 void HostSlices::CopyToArena() {
-  ForEachPart([](const at::Tensor& host, at::Tensor in_arena, bool missing) {
-    if (!missing) in_arena.copy_(host);
-  });
+  ForEachPart([](const at::Tensor& host, at::Tensor in_arena) { in_arena.copy_(host); });
 }
 
 int64_t HostSlices::bytes() const {

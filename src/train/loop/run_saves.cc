@@ -105,9 +105,11 @@ class BackgroundSave::DeviceCopy {
 };
 
 BackgroundSave::BackgroundSave(ckpt::CheckpointStore& store, dist::Communicator& comm,
-                               ParameterArena& arena)
+                               ParameterArena& arena, double ema_decay, FrozenAverage& average)
     : store_(store),
       comm_(comm),
+      ema_decay_(ema_decay),
+      average_(average),
       exceptions_(std::uncaught_exceptions()),
       slices_(arena, comm.rank()) {
   if (arena.main().is_cuda()) device_copy_ = std::make_unique<DeviceCopy>(arena.main().device());
@@ -150,6 +152,7 @@ void BackgroundSave::Run() {
       is_copied_ = true;
     }
     copied_.notify_all();
+    if (ema_decay_ > 0) slices_.WriteFrozenAverage(ema_decay_, state_.num_updates, average_);
     report_.save = store_.Save(slices_.View(), state_);
     report_.save.seconds = clock_.Seconds();
   } catch (...) {

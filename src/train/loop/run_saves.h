@@ -75,8 +75,10 @@ class BackgroundSave {
     int64_t begin_us = 0;        // Unix time.
   };
 
-  // All arguments are borrowed. `comm` is the store's and has no other use during a save.
-  BackgroundSave(ckpt::CheckpointStore& store, dist::Communicator& comm, ParameterArena& arena);
+  // All arguments are borrowed. `comm` is the store's and has no other use during a save. `average`
+  // may change only while no save is under way, and is unused if `ema_decay` is 0.
+  BackgroundSave(ckpt::CheckpointStore& store, dist::Communicator& comm, ParameterArena& arena,
+                 double ema_decay, FrozenAverage& average);
   // Waits for a save in progress. Exception: if the stack is unwinding and there are several ranks,
   // the save is abandoned.
   ~BackgroundSave();
@@ -100,6 +102,8 @@ class BackgroundSave {
 
   ckpt::CheckpointStore& store_;
   dist::Communicator& comm_;
+  const double ema_decay_;
+  FrozenAverage& average_;
   const int exceptions_;
   std::unique_ptr<DeviceCopy> device_copy_;  // Null on the CPU.
   HostSlices slices_;                        // Reused by all saves.

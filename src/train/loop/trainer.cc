@@ -153,7 +153,8 @@ Trainer::Trainer(RunConfig config, Device device, RunFolder folder, dist::RankCo
   runner_->ShareParameters();
   if (config_.train.preference.is_on()) StartPreference(options);
   WarnOfSchedule();
-  save_ = std::make_unique<BackgroundSave>(*store_, *store_comm_, *arena_);
+  save_ = std::make_unique<BackgroundSave>(*store_, *store_comm_, *arena_,
+                                           config_.optimizer.ema_decay, frozen_average_);
   if (options.skip_data > 0 && !Finished()) SaveSkip();
   folder_.Keep();
 }
@@ -213,6 +214,7 @@ void Trainer::FinishLoad() {
   const c10::AutoGradMode no_grad(false);
   if (loaded_) {
     loaded_->CopyToArena();
+    frozen_average_.values = loaded_->LoadedFrozenAverage();
     loaded_.reset();
     GatherWholeArrays();
   }
@@ -323,6 +325,7 @@ std::optional<ckpt::LoadReport> Trainer::Load(
   if (loaded) {
     FinishLoad();
     state_ = loaded->state;
+    frozen_average_.num_updates = state_.num_updates;
     if (state_.num_updates == 0) StartAverage();
     state_.parent_step = loaded->path.filename().string();
     const uint64_t data_step = source_->order().StepAt(state_.data.next_sample);
@@ -394,6 +397,7 @@ void Trainer::Start(const TrainOptions& options) {
 
 // Before the first update, the average of the weights is the weights.
 void Trainer::StartAverage() {
+  frozen_average_.values.clear();
   if (config_.optimizer.ema_decay > 0) arena_->CopyMainTo(OptimizerConfig::kAverage);
 }
 

@@ -113,13 +113,16 @@ void ArenaOptimizer::Update(double lr, double grad_factor, uint64_t num_updates)
   if (ema_decay_ > 0) UpdateAverage(num_updates);
 }
 
-// average = d average + (1 - d) w, with d = min(ema_decay, (1 + t) / (10 + t)) for update t, so
-// that the initial weights do not dominate short runs. Each operation rounds once, so slices change
-// no bit. The padding of buckets is zero and stays zero.
-void ArenaOptimizer::UpdateAverage(uint64_t num_updates) {
+double AverageDecay(double ema_decay, uint64_t num_updates) {
   const auto t = static_cast<double>(num_updates);
+  return std::min(ema_decay, (1 + t) / (10 + t));
+}
+
+// Each operation rounds once, so slices change no bit. The padding of buckets is zero and stays
+// zero. HostSlices::WriteFrozenAverage updates the average of frozen parameters.
+void ArenaOptimizer::UpdateAverage(uint64_t num_updates) {
   // In fp32, so that both factors add to 1 there.
-  const auto decay = static_cast<float>(std::min(ema_decay_, (1 + t) / (10 + t)));
+  const auto decay = static_cast<float>(AverageDecay(ema_decay_, num_updates));
   const dist::ParameterLayout& layout = arena_.layout();
   at::Tensor& average = arena_.state(OptimizerConfig::kAverage);
   for (const dist::Bucket& bucket : layout.buckets()) {

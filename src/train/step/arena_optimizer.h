@@ -22,6 +22,11 @@
 
 namespace halflife::train {
 
+// The factor d of the average of the weights in update `num_updates` (>= 1):
+// average = d average + (1 - d) w. At most (1 + t) / (10 + t) for update t, so that the initial
+// weights do not dominate short runs.
+double AverageDecay(double ema_decay, uint64_t num_updates);
+
 class ArenaOptimizer {
  public:
   // Borrows the arena, which has the optimizer's state arrays, and the ranks, whose order is that

@@ -33,7 +33,7 @@ struct Rank {
                                    .states = {"m", "v"}}),
         group(comm.Split(0, comm.rank(), "ckpt")),
         store(dir, *group, {}),
-        save(store, *group, arena) {}
+        save(store, *group, arena, /*ema_decay=*/0, average) {}
 
   // Returns a value that is unique to the array, the element and the salt.
   static float Value(int array, int64_t element, float salt) {
@@ -114,6 +114,7 @@ struct Rank {
   ParameterArena arena;
   std::unique_ptr<dist::Communicator> group;
   ckpt::CheckpointStore store;
+  FrozenAverage average;
   BackgroundSave save;
 };
 

@@ -127,6 +127,49 @@ TEST_F(OptimizerRunTest, TheAverageFollowsItsFormula) {
   }
 }
 
+// The arena has no average of frozen parameters, so saves continue the one of the checkpoint.
+TEST_F(OptimizerRunTest, TheAverageOfAParameterThatIsFrozenOnAResumeDoesNotJump) {
+  const std::vector<std::string> set = {"optimizer.ema_decay=0.9"};
+  ASSERT_EQ(Train(1, set), ExitCode::kFinished);
+  const Arrays start = ArraysOf(3);
+  const std::vector<float>& weights = start.at("main/embeddings.weight");
+  std::vector<float> expected = start.at("optim/ema/embeddings.weight");
+  std::vector<std::string> freezes = set;
+  freezes.emplace_back("optimizer.group=[{ match: \"embeddings\" frozen: true }]");
+  const auto freeze_at = [&](const Mesh& mesh) {
+    return TrainingRuns::Train(
+        {.ranks = mesh.ranks,
+         .set = On(mesh, freezes),
+         .resume = "step=3",
+         .allow_change = {"optimizer.group.0.frozen", "optimizer.group.0.lr_scale",
+                          "optimizer.group.0.match"}});
+  };
+  ASSERT_EQ(freeze_at({1, 0}), ExitCode::kFinished) << log_;
+  double moved = 0;
+  for (uint64_t step = 4; step <= 6; ++step) {
+    const auto t = static_cast<double>(step);
+    const double decay = std::min(0.9, (1 + t) / (10 + t));
+    const Arrays arrays = ArraysOf(step);
+    const std::vector<float>& average = arrays.at("optim/ema/embeddings.weight");
+    EXPECT_EQ(arrays.at("main/embeddings.weight"), weights);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      moved = std::max<double>(moved, std::abs(expected[i] - weights[i]));
+      expected[i] = static_cast<float>(decay * expected[i] + (1 - decay) * weights[i]);
+      ASSERT_NEAR(average[i], expected[i], 8 * 0x1p-24 * (1 + std::abs(expected[i])))
+          << i << " step " << step;
+    }
+  }
+  EXPECT_GT(moved, 1e-4) << "the average was not the weights";
+  const Arrays last = ArraysOf(6);
+  for (const Mesh& mesh : {Mesh{2, 1}, Mesh{4, 3}}) {
+    SCOPED_TRACE(Concat(mesh.ranks, " ranks, stage ", mesh.stage));
+    ASSERT_EQ(freeze_at(mesh), ExitCode::kFinished) << log_;
+    EXPECT_EQ(ArraysOf(6), last);
+  }
+  ASSERT_EQ(Train(1, freezes, "step=5"), ExitCode::kFinished) << log_;
+  EXPECT_EQ(ArraysOf(6), last);
+}
+
 TEST_F(OptimizerRunTest, TheAverageIsLoadedByName) {
   ASSERT_EQ(Train(1, {"train.steps=2", "optimizer.ema_decay=0.9"}), ExitCode::kFinished);
   const ckpt::StepWeights main(Open(2)), average(Open(2), ckpt::WeightsArray(Open(2), "ema"));
