@@ -181,22 +181,28 @@ macro(hl_join_test program sources)
   endforeach()
 endmacro()
 
-# hl_mpi_test(NAME bucket_mpi_test RANKS 2 4 LIBS hl_dist): a program with its own main, which CTest runs
-# under mpirun once per number of ranks.
+# hl_mpi_test(NAME bucket_mpi_test RANKS 2 4 LIBS hl_dist [LABEL mpi]): a program with its own main, which
+# CTest runs under mpirun once per number of ranks. Those with the label gpu may share a GPU.
 function(hl_mpi_test)
-  cmake_parse_arguments(T "" "NAME" "SOURCES;LIBS;RANKS" ${ARGN})
+  cmake_parse_arguments(T "" "NAME;LABEL" "SOURCES;LIBS;RANKS" ${ARGN})
   if(NOT T_SOURCES)
     set(T_SOURCES ${T_NAME}.cc)
   endif()
+  if(NOT T_LABEL)
+    set(T_LABEL mpi)
+  endif()
   add_executable(${T_NAME} ${T_SOURCES})
   hl_test_program(${T_NAME} ${T_LIBS})
+  if(T_LABEL STREQUAL "gpu")
+    add_dependencies(gpu_tests ${T_NAME})
+  endif()
   # Each test has its own session directory for mpirun: in a shared one, a run that ends removes files that
   # another run is about to use.
   foreach(ranks ${T_RANKS})
     add_test(NAME ${T_NAME}_${ranks}
       COMMAND ${MPIEXEC_EXECUTABLE} -n ${ranks} --oversubscribe --bind-to none $<TARGET_FILE:${T_NAME}> --ranks=${ranks})
-    set_tests_properties(${T_NAME}_${ranks} PROPERTIES LABELS mpi TIMEOUT ${HALFLIFE_TIMEOUT_mpi} PROCESSORS 2
-      ENVIRONMENT "OMP_NUM_THREADS=1;OMPI_ALLOW_RUN_AS_ROOT=1;OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;ASAN_OPTIONS=detect_leaks=0"
+    set_tests_properties(${T_NAME}_${ranks} PROPERTIES LABELS ${T_LABEL} TIMEOUT ${HALFLIFE_TIMEOUT_${T_LABEL}} PROCESSORS 2 SKIP_RETURN_CODE 77
+      ENVIRONMENT "OMP_NUM_THREADS=1;HALFLIFE_SHARE_GPU=1;OMPI_ALLOW_RUN_AS_ROOT=1;OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;ASAN_OPTIONS=detect_leaks=0"
       ENVIRONMENT_MODIFICATION "OMPI_MCA_orte_tmpdir_base=set:${CMAKE_CURRENT_BINARY_DIR}/${T_NAME}_${ranks}.tmp")
   endforeach()
 endfunction()

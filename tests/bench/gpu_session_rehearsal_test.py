@@ -26,7 +26,7 @@ BEFORE_THE_KILL = 8  # records
 # Group -> allowed reasons for skipping. Benchmarks must not be skipped, because they run on a CPU.
 REASONS = {
     "tests": r"this build has no CUDA parts|no CUDA device|no GPU is visible"
-             r"|has no tests/(tools/cuda_emulator/device/launch_check|dist/nccl)_gpu_test\. Only CUDA builds make it",
+             r"|has no tests/(tools/cuda_emulator/device/launch_check|dist/nccl(?:_ranks)?)_gpu_test\. Only CUDA builds make it",
     "memcheck": r"no compute-sanitizer here|has no tests/\S+/wrappers_gpu_test|this build has no CUDA parts|no CUDA device",
     "racecheck": r"no compute-sanitizer here|this build has no CUDA parts|no CUDA device",
     "ncu": r"no ncu here",

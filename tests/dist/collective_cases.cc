@@ -82,10 +82,6 @@ Bytes NaiveReduce(const CollectiveCase& one, const std::vector<Bytes>& in, int64
   return out;
 }
 
-TensorRef View(Bytes& bytes, DType dtype, Device device) {
-  return {bytes.data(), static_cast<int64_t>(bytes.size() / SizeOf(dtype)), dtype, device};
-}
-
 Bytes Cut(const Bytes& bytes, size_t index, size_t parts) {
   const size_t length = bytes.size() / parts;
   return {bytes.begin() + static_cast<int64_t>(index * length),
@@ -196,64 +192,77 @@ Bytes Payload(DType dtype, int64_t count, int rank) {
 }
 
 Bytes Run(const CollectiveCase& one, Communicator& comm, int index, Device device) {
+  Memory of_host;
+  return Run(one, comm, index, device, of_host);
+}
+
+Bytes Run(const CollectiveCase& one, Communicator& comm, int index, Device device, Memory& memory) {
   const int rank = comm.rank(), size = comm.size();
   const OpTag tag = {"case", index};
   const auto element = static_cast<int64_t>(SizeOf(one.dtype));
   Bytes in = Input(one, rank, size);
   Bytes out;
-  const TensorRef in_ref = View(in, one.dtype, device);
+  const auto place = [&](Bytes& bytes) {
+    const auto count = static_cast<int64_t>(bytes.size()) / element;
+    return TensorRef{memory.Place(bytes), count, one.dtype, device};
+  };
+  const TensorRef in_ref = place(in);
   const auto out_ref = [&](int64_t count) {
     out.assign(static_cast<size_t>(count * element), 0xee);
-    return View(out, one.dtype, device);
+    return place(out);
   };
+  Bytes* result = &out;
   switch (one.kind) {
     case OpKind::kAllReduce:
       comm.AllReduce(in_ref, one.reduce, tag, nullptr).WaitHost();
-      return in;
+      result = &in;
+      break;
     case OpKind::kReduceScatter:
       comm.ReduceScatter(in_ref, out_ref(one.count), one.reduce, tag, nullptr).WaitHost();
-      return out;
+      break;
     case OpKind::kAllGather: {
-      const TensorRef all = out_ref(one.count * size);
       if (index % 2 == 0) {  // In place, as an optimizer gathers its slices.
-        const TensorRef mine = all.Slice(rank * one.count, one.count);
-        std::copy(in.begin(), in.end(), static_cast<uint8_t*>(mine.data));
-        comm.AllGather(mine, all, tag, nullptr).WaitHost();
+        out.assign(static_cast<size_t>(one.count * size * element), 0xee);
+        std::ranges::copy(in, out.begin() + rank * one.count * element);
+        const TensorRef all = place(out);
+        comm.AllGather(all.Slice(rank * one.count, one.count), all, tag, nullptr).WaitHost();
       } else {
-        comm.AllGather(in_ref, all, tag, nullptr).WaitHost();
+        comm.AllGather(in_ref, out_ref(one.count * size), tag, nullptr).WaitHost();
       }
-      return out;
+      break;
     }
     case OpKind::kAllGatherV: {
       std::vector<int64_t> counts;
       int64_t total = 0;
       for (int r = 0; r < size; ++r) total += counts.emplace_back(CountOf(one, r));
       comm.AllGatherV(in_ref, out_ref(total), counts, tag, nullptr).WaitHost();
-      return out;
+      break;
     }
     case OpKind::kAllToAll:
       comm.AllToAll(in_ref, out_ref(one.count * size), tag, nullptr).WaitHost();
-      return out;
+      break;
     case OpKind::kAllToAllV: {
       const std::vector<int64_t> to = CountsToEach(one, rank, size),
                                  from = CountsFromEach(one, rank, size);
       comm.AllToAllV(in_ref, out_ref(Total(from)), to, from, tag, nullptr).WaitHost();
-      return out;
+      break;
     }
     case OpKind::kBroadcast:
       comm.Broadcast(in_ref, index % size, tag, nullptr).WaitHost();
-      return in;
+      result = &in;
+      break;
     case OpKind::kSendRecv: {  // One hop of a line, without wrap-around.
       const int to = rank + 1 < size ? rank + 1 : -1, from = rank - 1;
       comm.SendRecv(in_ref, to, out_ref(from < 0 ? 0 : CountOf(one, from)), from, tag, nullptr)
           .WaitHost();
-      return out;
+      break;
     }
     case OpKind::kBarrier:
       comm.Barrier(tag).WaitHost();
-      return out;
+      break;
   }
-  return out;
+  memory.Return();
+  return *result;
 }
 
 Bytes Expected(const CollectiveCase& one, int rank, int size, int index) {

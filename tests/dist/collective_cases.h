@@ -27,11 +27,22 @@ std::vector<CollectiveCase> AllCases();
 // changes its bits.
 std::vector<uint8_t> Payload(DType dtype, int64_t count, int rank);
 
+// Where the buffers of Run are: in host memory, which is also the memory of a fake GPU.
+class Memory {
+ public:
+  virtual ~Memory() = default;
+  // Returns the place of these bytes on the device, with their values.
+  virtual void* Place(std::vector<uint8_t>& bytes) { return bytes.data(); }
+  // Copies all places back to their bytes.
+  virtual void Return() {}
+};
+
 // Runs the case on a communicator and returns this rank's output bytes. `index` is equal on all
-// ranks. It is the tag, and selects the root and whether buffers alias. `device` owns the buffers;
-// the memory of a fake GPU is host memory.
+// ranks. It is the tag, and selects the root and whether buffers alias. `device` owns the buffers.
 std::vector<uint8_t> Run(const CollectiveCase& one, Communicator& comm, int index,
                          Device device = {});
+std::vector<uint8_t> Run(const CollectiveCase& one, Communicator& comm, int index, Device device,
+                         Memory& memory);
 // Returns the expected output, computed by definition, element by element.
 std::vector<uint8_t> Expected(const CollectiveCase& one, int rank, int size, int index);
 

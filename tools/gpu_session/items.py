@@ -29,7 +29,7 @@ class Item:
     rehearsal: tuple[str, ...] | None = None  # replaces `words`; None: the same words
     rehearsed_by: str = ""  # replaces `program` in a rehearsal
     before: tuple[str, ...] = ()  # words before the program
-    needs: tuple[str, ...] = ()  # compute-sanitizer, ncu, nsys, jla, or a peer of bench/compare_fla.py
+    needs: tuple[str, ...] = ()  # compute-sanitizer, ncu, nsys, mpirun, jla, or a peer of bench/compare_fla.py
     resumes: bool = False  # a repeated command continues with its file
     of_slowest: str = ""  # use the words of the slowest item of this group
     starts: tuple[str, ...] = ()  # programs below {build} that `program` starts
@@ -197,9 +197,13 @@ WHOLE_RUN = Item("run/quickstart", "src/cli/halflife", ("--device", "cuda", "--s
                  before=("{python}", "{repo}/tools/gpu_session/whole_run.py"), starts=("src/cli/halflife-engine",))  # fmt: skip
 
 # The same model on several ranks that share the GPU (ranks_run.py).
+MPIRUN = ("env", "HALFLIFE_SHARE_GPU=1", "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "mpirun",
+          "--oversubscribe", "--bind-to", "none", "-n", "4")  # fmt: skip
+NCCL_RANKS = dataclasses.replace(_test("nccl_ranks_gpu_test", "tests/dist", 2), before=MPIRUN, needs=("mpirun",))
 RANKS_RUN = Item("ranks/quickstart", "src/cli/halflife", ("--device", "cuda"), minutes=6,
                  rehearsal=("--device", "cpu", "--small"),
-                 before=("{python}", "{repo}/tools/gpu_session/ranks_run.py"), starts=("src/cli/halflife-engine",))  # fmt: skip
+                 before=("{python}", "{repo}/tools/gpu_session/ranks_run.py"), needs=("mpirun",),
+                 starts=("src/cli/halflife-engine",))  # fmt: skip
 
 DECAY_KINDS = ("per_head", "per_token", "per_channel")
 DECAY_SHAPES = {kind: compare_fla.shapes_of(kind) for kind in DECAY_KINDS}
@@ -237,6 +241,7 @@ ITEMS = (
     *FIRST_SHAPES.values(),
     _adamw(),
     _sanitized("memcheck", "wrappers_gpu_test", WRAPPERS, "*", 1),
+    NCCL_RANKS,
     RANKS_RUN,
     # What each kernel costs, at the shapes of the recipes.
     *(_decay(kind, shape) for kind, shapes in DECAY_SHAPES.items() for shape in shapes[1:3]),
