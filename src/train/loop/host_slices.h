@@ -32,8 +32,8 @@ class HostSlices {
   void Allocate();
   // The names of the arrays, and their memory if it is allocated.
   ckpt::ArenaView View();
-  // Copies the slices from the arena. On a GPU, queues the copies on the current stream. Arrays that
-  // have no elements of frozen parameters stay zero there.
+  // Copies the slices from the arena. On a GPU, queues the copies on the current stream. Arrays
+  // that have no elements of frozen parameters stay zero there.
   void CopyFromArena();
   // After the copies have ended: advances the average of frozen parameters to update `num_updates`,
   // and writes it to its array.
@@ -46,11 +46,12 @@ class HostSlices {
   int64_t bytes() const;
 
  private:
-  // Calls copy(part of the host array, part of the arena's array) for each bucket of each array that
-  // the arena has.
+  // Calls copy(part of the host array, part of the arena's array) for each bucket of each array
+  // that the arena has.
   template <typename Copy>
   void ForEachPart(const Copy& copy);
-  // Calls visit(average, weights) with the host arrays of each frozen bucket, if there is an average.
+  // Calls visit(average, weights) with the host arrays of each frozen bucket, if there is an
+  // average.
   void ForEachFrozenPart(
       const std::function<void(std::span<float> average, std::span<const float> weights)>& visit);
 
