@@ -461,8 +461,8 @@ ncclResult_t NcclCommunicator::EnqueuePieces(const Request& request, ncclComm_t 
   return ncclGroupEnd();
 }
 
-// Several ranks may share a GPU if this variable is 1. It is for tests of several ranks on a machine
-// with one GPU: the ranks take turns on it, so each operation takes milliseconds.
+// Several ranks may share a GPU if this variable is 1. It is for tests of several ranks on a
+// machine with one GPU: the ranks take turns on it, so each operation takes milliseconds.
 constexpr char kShareGpu[] = "HALFLIFE_SHARE_GPU";
 
 bool SharesGpu() {

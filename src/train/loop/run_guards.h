@@ -36,8 +36,8 @@ std::optional<uint64_t> StepToGoBackTo(const std::vector<ckpt::StepDir>& steps,
 // spikes are counted. Otherwise returns an empty string.
 std::string RollbackWarning(const RunConfig& config);
 
-// Throws Error kUsage if the run has left out the data of `skipped_steps` steps, and a setting finds
-// the epoch from the number of steps: the data would be further on than that epoch.
+// Throws Error kUsage if the run has left out the data of `skipped_steps` steps, and a setting
+// finds the epoch from the number of steps: the data would be further on than that epoch.
 void RequireStepsAreNotEpochs(const RunConfig& config, uint64_t skipped_steps);
 
 // The largest loss that train.spike_sigmas accepts: the mean of the last kSpikeWindow losses plus
