@@ -84,7 +84,8 @@ std::optional<int64_t> Fields::Integer(const std::string& name, int64_t least, i
   const nlohmann::json* value = Find(name);
   if (value == nullptr) return std::nullopt;
   const std::string fix = Concat(". Use a whole number from ", least, " to ", most, ".");
-  if (!value->is_number_integer()) Refuse(name, Concat(Shown(*value), " is not one", fix));
+  if (!value->is_number_integer())
+    Refuse(name, Concat(Shown(*value), " is not a whole number", fix));
   const bool too_large = value->is_number_unsigned() &&
                          value->get<uint64_t>() > static_cast<uint64_t>(std::max<int64_t>(most, 0));
   if (too_large || value->get<int64_t>() < least || value->get<int64_t>() > most)
@@ -96,7 +97,7 @@ std::optional<double> Fields::Number(const std::string& name, double least, doub
   const nlohmann::json* value = Find(name);
   if (value == nullptr) return std::nullopt;
   const std::string fix = Concat(". Use a number from ", least, " to ", most, ".");
-  if (!value->is_number()) Refuse(name, Concat(Shown(*value), " is not one", fix));
+  if (!value->is_number()) Refuse(name, Concat(Shown(*value), " is not a number", fix));
   const auto number = value->get<double>();
   if (!(number >= least && number <= most))
     Refuse(name, Concat(Shown(*value), " is out of range", fix));

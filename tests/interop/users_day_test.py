@@ -157,20 +157,19 @@ class UsersDay(unittest.TestCase):
         answer = self.post(f"{address}/chat/completions", {"messages": messages, "max_tokens": 8, "seed": 1})
         self.assertIsInstance(answer["choices"][0]["message"]["content"], str)
 
-    def evaluate(self, address):
+    def evaluate(self, model, arguments, tasks, output, *more):
         """Runs lm-evaluation-harness against the server. Returns its results and logged samples, by task."""
         for name, task in (("last_words", LAST_WORDS), ("continuations", CONTINUATIONS)):
             self.write(f"{name}.yaml", task)
-        arguments = f"model=chat,base_url={address}/completions,tokenizer_backend=remote,num_concurrent=4"
-        command = [sys.executable, "-m", "lm_eval", "--model", "local-completions", "--tasks",
-                   "last_words,continuations", "--include_path", ".", "--model_args", arguments, "--log_samples",
-                   "--output_path", "scores"]
+        command = [sys.executable, "-m", "lm_eval", "--model", model, "--tasks", tasks, "--include_path", ".",
+                   "--model_args", f"model=chat,num_concurrent=4,{arguments}", "--log_samples", "--output_path", output,
+                   *more]
         environment = {**os.environ, "HF_HOME": str(self.folder / "hf_home")}
         done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True, check=False)
         self.assertEqual(done.returncode, 0, f"{done.stdout}\n{done.stderr}")
-        [results] = self.folder.glob("scores/**/results_*.json")
+        [results] = self.folder.glob(f"{output}/**/results_*.json")
         samples = {path.name.split("_20")[0]: [json.loads(line) for line in path.read_text().splitlines()]
-                   for path in self.folder.glob("scores/**/samples_*.jsonl")}
+                   for path in self.folder.glob(f"{output}/**/samples_*.jsonl")}
         return json.loads(results.read_text())["results"], samples
 
     def check_harness(self, address):
@@ -184,7 +183,9 @@ class UsersDay(unittest.TestCase):
         self.write("continuations.jsonl", "".join(json.dumps(row) + "\n" for row in continued))
 
         self.assertTrue(any(row["text"] for row in continued), continued)
-        results, samples = self.evaluate(address)
+        results, samples = self.evaluate("local-completions",
+                                         f"base_url={address}/completions,tokenizer_backend=remote",
+                                         "last_words,continuations", "scores")
         self.assertEqual(results["continuations"]["exact_match,none"], 1, samples["samples_continuations"])
         scores = self.score([[byte + 3 for byte in text.encode()] for text in texts])
         sums = [sum(row[len(text.rpartition(" ")[0].encode()) - 1:]) for text, row in zip(texts, scores)]
@@ -193,6 +194,15 @@ class UsersDay(unittest.TestCase):
         for sample, expected in zip(logged, sums):
             self.assertAlmostEqual(float(sample["resps"][0][0][0]), expected, delta=1e-4)
         self.assertAlmostEqual(math.log(results["last_words"]["perplexity,none"]), -sum(sums) / len(sums), delta=1e-4)
+
+        # The same prompts as messages of a chat.
+        _, samples = self.evaluate("local-chat-completions", f"base_url={address}/chat/completions", "continuations",
+                                   "chat_scores", "--apply_chat_template")
+        for sample in samples["samples_continuations"]:
+            messages = [{"role": "user", "content": sample["doc"]["prompt"]}]
+            answer = self.post(f"{address}/chat/completions",
+                               {"messages": messages, "max_tokens": 12, "temperature": 0, "stop": ["w"]})
+            self.assertEqual(sample["resps"][0][0], answer["choices"][0]["message"]["content"])
 
     def generate(self):
         prompts = [f"In the beg{'i' * i}" for i in range(5)]
