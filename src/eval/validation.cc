@@ -8,9 +8,11 @@
 #include <numeric>
 #include <span>
 
+#include "core/clock.h"
 #include "core/concat.h"
 #include "core/error.h"
 #include "core/human.h"
+#include "core/log.h"
 #include "data/token_source.h"
 #include "eval/attention_statistics.h"
 #include "eval/batch_tensors.h"
@@ -41,6 +43,26 @@ std::string DescribeChoice(int64_t num_scored, int64_t available) {
 }
 
 namespace {
+
+// Logs every 20 seconds how many rows are scored.
+class ScoredRowsLog {
+ public:
+  explicit ScoredRowsLog(int64_t total) : total_(total) {}
+  void Add(int64_t count) {
+    scored_ += count;
+    if (since_last_.Seconds() < 20) return;
+    since_last_.Restart();
+    const auto left = static_cast<double>(total_ - scored_), scored = static_cast<double>(scored_);
+    HL_INFO("eval", "scored ", scored_, " of ", total_, " rows, ",
+            HumanSeconds(watch_.Seconds() * left / scored), " left");
+  }
+
+ private:
+  const int64_t total_;
+  int64_t scored_ = 0;
+  const Stopwatch watch_ = {};
+  Stopwatch since_last_;
+};
 
 // The seed of an objective's random choices, which are the same in every validation.
 constexpr uint64_t kValidationSeed = 0;
@@ -338,10 +360,12 @@ ValidationResult Validate(const model::LanguageModel& model, const data::TokenVi
                .recall = {total, config.recall},
                .context = {total, config.half_context},
                .classes = {total, model.objective()}};
+  ScoredRowsLog log(end - begin);
   for (int64_t first = begin; first < end; first += config.batch) {
     const auto count = static_cast<size_t>(std::min(config.batch, end - first));
     const auto numbers = std::span(rows).subspan(static_cast<size_t>(first), count);
     ScoreRows(model, ReadRows(tokens, config, numbers), !predicts_text, config, first, sums);
+    if (control.rank() == 0) log.Add(static_cast<int64_t>(count));
   }
   if (config.equal_passes)
     RunMorePasses(model, tokens, config, rows,
