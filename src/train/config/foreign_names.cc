@@ -41,6 +41,8 @@ constexpr ForeignName kForeignNames[] = {
     {"max_steps, num_steps, total_steps, max_iters, train_iters, num_train_steps, train_steps, "
      "training_steps, iterations, num_iterations, max_train_steps",
      "train.steps", "1000", ""},
+    {"shuffle, shuffle_seed, data_seed", "train.seed", "1",
+     "Samples are always shuffled, by this seed."},
     {"epochs, num_epochs, num_train_epochs, max_epoch, n_epochs", "train.max_epochs", "1", ""},
     {"max_tokens, total_tokens, train_tokens, num_tokens", "train.steps", "1000",
      "A step trains on train.global_batch x data.seq_len tokens."},
@@ -168,6 +170,12 @@ constexpr ForeignName kForeignNames[] = {
      "ranks."},
     {"ddp_timeout, nccl_timeout", "comm.timeout_s", "180", "It is in seconds."},
 
+    // Low-rank adaptation.
+    {"lora_r, lora_rank, lora_dim, lora.r", "lora.rank", "8", ""},
+    {"lora_alpha", "lora.alpha", "16", "The update of a matrix has the factor alpha / rank."},
+    {"target_modules, lora_target, lora_target_modules", "lora.targets", "\".*[qv]_proj.weight\"",
+     "It is a regular expression for whole names of weights. Empty: all matrices of layers."},
+
     // Preferences.
     {"dpo, preference_loss", "train.preference.loss", "\"dpo\"",
      "The dataset has pairs of answers (`halflife prepare --labels preferences`)."},
@@ -212,6 +220,9 @@ constexpr ForeignName kForeignNames[] = {
     // Other ways of training.
     {"qlora, dora, peft, adapter", "", "",
      "Use lora { rank: 8 } with `halflife train --init-from RUN`."},
+    {"lora_dropout, lora.dropout", "", "",
+     "Use fewer steps or a lower lora.rank: the layers compute with the sum of W and B A, so A has "
+     "no input of its own."},
     {"ppo, grpo, rlhf, reward_model", "", "",
      "Use train.preference.loss \"dpo\" with pairs of answers (`halflife prepare --labels "
      "preferences`)."},
@@ -243,8 +254,8 @@ constexpr ForeignName kForeignNames[] = {
     {"wandb, wandb_project, wandb_run_name, weights_and_biases, mlflow, comet, clearml, neptune, "
      "swanlab, trackio, report_to",
      "", "",
-     "Use the run's metrics.jsonl, its TensorBoard events or the page that `halflife report` "
-     "writes."},
+     "Use the run's metrics.jsonl, which the script in docs/inspect.md#metrics sends to trackers, "
+     "its TensorBoard events or the page that `halflife report` writes."},
 };
 
 std::string Lowered(std::string text) {

@@ -77,6 +77,10 @@ TEST(ForeignNames, SomeAnswers) {
   EXPECT_EQ(answer("model.mixer", "attention", kFile), "Use model { mixer { softmax {} } }.");
   EXPECT_EQ(answer("", "output_dir", kFile),
             "Use `halflife train --run runs/first`. A recipe does not name the folder of its run.");
+  EXPECT_EQ(answer("", "lora_r", kSet), "Use --set lora.rank=8.");
+  EXPECT_EQ(answer("lora", "dropout", kFile).substr(0, 67),
+            "halflife does not support it. Use fewer steps or a lower lora.rank:");
+  EXPECT_EQ(answer("model", "dropout", kFile), "none");
   EXPECT_EQ(answer("model.mixer", "deltanet", kFile), "Use model { mixer { delta_net {} } }.");
   EXPECT_EQ(answer("model.mixer", "hgrn", kFile),
             "halflife does not support it. Use the mixer hgrn2.");
