@@ -43,12 +43,10 @@ std::string ReadPrompt(const GenerateOptions& options, const data::Tokenizer& to
   return prompt;
 }
 
-ExitCode GenerateOne(const GenerateOptions& options, const infer::LoadedModel& loaded,
-                     const data::Tokenizer& tokenizer) {
-  infer::GenerateConfig config = options.generate;
-  if (!options.ignore_eos) config.eos_id = tokenizer.eos_id();
-  config.vocab_size = tokenizer.vocab_size();
-  FinishedText whole = {.prompt = ReadPrompt(options, tokenizer)};
+void GenerateOne(const GenerateOptions& options, const infer::LoadedModel& loaded,
+                 const data::Tokenizer& tokenizer, const std::string& prompt,
+                 const infer::GenerateConfig& config) {
+  FinishedText whole = {.prompt = prompt};
   const std::vector<int32_t> ids = tokenizer.Encode(whole.prompt, options.special_tokens);
   infer::RequirePrompt(*loaded.model, ids);  // Before any text is printed.
   infer::TextStream stream(tokenizer, StopStrings(options));
@@ -71,6 +69,18 @@ ExitCode GenerateOne(const GenerateOptions& options, const infer::LoadedModel& l
     HL_WARN("generate", "the text ends after ", stats.new_tokens, " of ", config.max_tokens,
             " new tokens, at ", loaded.model->LimitOfPositions());
   if (options.stats) PrintStats(stats);
+}
+
+ExitCode GenerateSamples(const GenerateOptions& options, const infer::LoadedModel& loaded,
+                         const data::Tokenizer& tokenizer) {
+  infer::GenerateConfig config = options.generate;
+  if (!options.ignore_eos) config.eos_id = tokenizer.eos_id();
+  config.vocab_size = tokenizer.vocab_size();
+  const std::string prompt = ReadPrompt(options, tokenizer);
+  for (int64_t i = 0; i < options.samples && std::cout; ++i, ++config.sampler.seed) {
+    if (i > 0 && !options.json) std::cout << "---\n";
+    GenerateOne(options, loaded, tokenizer, prompt, config);
+  }
   return ExitCode::kFinished;
 }
 
@@ -79,6 +89,8 @@ ExitCode GenerateOne(const GenerateOptions& options, const infer::LoadedModel& l
 ExitCode Run(const GenerateOptions& options) {
   HL_CHECK_AS(ExitCode::kUsage, options.prompt || !options.prompts.empty() || options.chat,
               "there is nothing to continue. Use --prompt TEXT, --prompts FILE.jsonl or --chat.");
+  HL_CHECK_AS(ExitCode::kUsage, options.samples == 1 || !options.chat || !options.prompts.empty(),
+              "--samples does not apply to a conversation. Use --chat with --prompts FILE.jsonl.");
   at::set_num_threads(options.threads);
   WarnOfBusyCores(options.threads);
   // Checks the options before the model is loaded.
@@ -91,7 +103,7 @@ ExitCode Run(const GenerateOptions& options) {
   std::signal(SIGPIPE, SIG_IGN);  // A closed pipe fails std::cout and ends the text.
   if (!options.prompts.empty()) return GenerateFromFile(options, loaded, tokenizer);
   return options.chat ? GenerateChat(options, loaded, tokenizer)
-                      : GenerateOne(options, loaded, tokenizer);
+                      : GenerateSamples(options, loaded, tokenizer);
 }
 
 }  // namespace halflife::cli

@@ -85,7 +85,8 @@ class PromptQueue {
         tokenizer_(tokenizer),
         chat_(options.chat ? std::make_optional<ChatPrompts>(options, tokenizer) : std::nullopt),
         stops_(StopStrings(options, chat())),
-        prompts_(ReadPrompts(options.prompts, options.chat)) {
+        prompts_(ReadPrompts(options.prompts, options.chat)),
+        num_texts_(prompts_.size() * static_cast<size_t>(options.samples)) {
     for (size_t i = 0; i < prompts_.size(); ++i) {
       const std::string name = Concat(options.prompts, ", prompt ", i + 1);
       if (!chat_)
@@ -100,11 +101,11 @@ class PromptQueue {
 
   ExitCode Run() {
     infer::BatchDecoder decoder(
-        model_, {.max_texts = std::min<int64_t>(options_.batch, std::ssize(prompts_))});
+        model_, {.max_texts = std::min(options_.batch, static_cast<int64_t>(num_texts_))});
     Stopwatch watch;
     bool more = true;
-    while ((more || next_ < prompts_.size()) && std::cout) {
-      while (next_ < prompts_.size() && decoder.has_room()) Add(decoder, next_++);
+    while ((more || next_ < num_texts_) && std::cout) {
+      while (next_ < num_texts_ && decoder.has_room()) Add(decoder, next_++);
       more = decoder.Advance();
       PrintFinished();
     }
@@ -120,9 +121,10 @@ class PromptQueue {
                  : tokenizer_.Encode(prompt.text, options_.special_tokens);
   }
 
-  void Add(infer::BatchDecoder& decoder, size_t i) {
+  void Add(infer::BatchDecoder& decoder, size_t text) {
+    const size_t samples = static_cast<size_t>(options_.samples), i = text / samples;
     Pending& pending =
-        pending_.emplace(i, Pending(infer::TextStream(tokenizer_, stops_))).first->second;
+        pending_.emplace(text, Pending(infer::TextStream(tokenizer_, stops_))).first->second;
     pending.text.prompt = prompts_[i].text;
     pending.text.messages = prompts_[i].messages;
     if (options_.generate.max_tokens == 0) {
@@ -132,6 +134,7 @@ class PromptQueue {
       return;
     }
     infer::TextRequest request = RequestOf(options_, tokenizer_, chat(), Encoded(i));
+    request.sampler.seed += text % samples;
     request.on_token = [&pending](const infer::ScoredToken& token) {
       if (token.is_end) return false;
       ++pending.text.new_tokens;
@@ -170,8 +173,9 @@ class PromptQueue {
   const std::optional<ChatPrompts> chat_;
   const std::vector<std::string> stops_;
   const std::vector<Prompt> prompts_;
+  const size_t num_texts_;  // Several per prompt, next to each other, with --samples.
   size_t next_ = 0;
-  std::map<size_t, Pending> pending_;  // By the number of the prompt.
+  std::map<size_t, Pending> pending_;  // By the number of the text.
   bool failed_ = false;
 };
 

@@ -95,6 +95,29 @@ TEST_F(Generate, PromptsOfAFileInBatches) {
   EXPECT_NE(run({"the river"}, {"--repetition-penalty", "1.5"}), texts);
 }
 
+TEST_F(Generate, SeveralSamplesOfAPromptHaveSeedsInOrder) {
+  const std::string first = ExpectExit(Text({"--seed", "5"}), 0).out,
+                    second = ExpectExit(Text({"--seed", "6"}), 0).out;
+  EXPECT_EQ(ExpectExit(Text({"--seed", "5", "--samples", "2"}), 0).out, first + "---\n" + second);
+
+  std::ofstream(fixture->path("two.jsonl")) << "\"the river\"\n\"a\"\n";
+  const auto texts = [&](const char* seed, const char* samples) {
+    std::istringstream lines(
+        ExpectExit(Halflife({"generate", "--model", Path("run"), "--prompts", Path("two.jsonl"),
+                             "--max-tokens", "20", "--seed", seed, "--samples", samples}),
+                   0)
+            .out);
+    std::vector<nlohmann::json> all;
+    for (std::string line; std::getline(lines, line);) all.push_back(nlohmann::json::parse(line));
+    return all;
+  };
+  const auto five = texts("5", "1"), six = texts("6", "1");
+  EXPECT_EQ(texts("5", "2"),
+            (std::vector<nlohmann::json>{five.at(0), six.at(0), five.at(1), six.at(1)}));
+  ExpectExit(Halflife({"generate", "--model", Path("run"), "--chat", "--samples", "2"}), 2,
+             {"--samples does not apply to a conversation. Use --chat with --prompts FILE.jsonl."});
+}
+
 TEST_F(Generate, JsonAndStopOfOnePrompt) {
   const std::string whole = ExpectExit(Text({"--temperature", "0"}), 0).out;
   const nlohmann::json json =

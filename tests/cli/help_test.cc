@@ -187,11 +187,15 @@ TEST_F(HelpTest, TheProgramShowsTheWayThrough) {
 TEST_F(HelpTest, AMisspeltWordGetsASuggestion) {
   const auto check = [&](const std::vector<std::string>& words) { CheckWords(*program_, words); };
   EXPECT_HL_ERROR(check({"trian"}), ExitCode::kUsage, "'trian' is not a subcommand of `halflife`",
-                  "did you mean 'train'?", "Use one of prepare, ");
+                  "did you mean 'train'?", "The subcommands are prepare, ");
+  EXPECT_HL_ERROR(check({"finetune_lora"}), ExitCode::kUsage, "'finetune_lora' is not a subcommand",
+                  ". Use `halflife train --init-from RUN --set lora.rank=8`");
   EXPECT_HL_ERROR(check({"ckpt", "veryfy", "x"}), ExitCode::kUsage,
                   "'veryfy' is not a subcommand of `halflife ckpt`; did you mean 'verify'?");
   EXPECT_HL_ERROR(check({"train", "--confg=x"}), ExitCode::kUsage,
                   "'--confg' is not an option of `halflife train`; did you mean '--config'?");
+  EXPECT_HL_ERROR(check({"train", "--data", "x"}), ExitCode::kUsage,
+                  ". Set fields of the recipe by --set, for example --set data.path=DATASET");
   EXPECT_HL_ERROR(check({"fly"}), ExitCode::kUsage, "'fly' is not a subcommand");
   check({"train", "--config", "trian", "--set", "a=--b"});
   check({"generate", "--prompt", "x", "--", "--confg"});

@@ -108,7 +108,7 @@ struct EvalOptions {
 
 struct ScoreOptions {
   ComputeOptions compute;
-  std::string model, weights = "main", tokenizer, tokens, out;
+  std::string model, weights = "main", tokenizer, tokens, out = "-";
   std::vector<std::string> texts;
   data::SpecialTokens special_tokens = data::SpecialTokens::kParse;
   eval::ScoreConfig score;
@@ -122,7 +122,8 @@ struct GenerateOptions {
   std::string prompts;                // A file.
   bool chat = false;                  // Without prompt and prompts: a conversation at the terminal.
   std::string system, chat_template;  // With chat. Empty: none; as ServeOptions::chat_template.
-  int64_t batch = 8;                  // Number of prompts at a time.
+  int64_t batch = 8;                  // Number of texts at a time.
+  int64_t samples = 1;                // Texts per prompt. Text i has the seed plus i.
   data::SpecialTokens special_tokens = data::SpecialTokens::kParse;
   infer::GenerateConfig generate;
   std::vector<std::string> stops;

@@ -54,6 +54,28 @@ std::vector<std::string> OptionsOf(const CLI::App& app) {
   return names;
 }
 
+// What to use for the subcommands of other programs (litgpt, tune, lm_eval).
+std::string Equivalent(const std::string& word) {
+  static constexpr const char* kForeign[][2] = {
+      {"chat", "generate --chat"},
+      {"convert", "import"},
+      {"download", "import --from FOLDER"},
+      {"evaluate", "eval"},
+      {"finetune", "train --init-from RUN"},
+      {"finetune_full", "train --init-from RUN"},
+      {"finetune_lora", "train --init-from RUN --set lora.rank=8"},
+      {"infer", "generate"},
+      {"merge_lora", "export"},
+      {"plot", "report"},
+      {"pretrain", "train"},
+      {"sample", "generate"},
+      {"tokenize", "prepare"},
+  };
+  for (const auto& [foreign, own] : kForeign)
+    if (word == foreign) return Concat(". Use `halflife ", own, "`");
+  return "";
+}
+
 }  // namespace
 
 void CheckWords(const CLI::App& app, const std::vector<std::string>& words) {
@@ -65,13 +87,18 @@ void CheckWords(const CLI::App& app, const std::vector<std::string>& words) {
     if (word.starts_with("--")) {
       const std::string name = word.substr(0, word.find('='));
       const std::vector<std::string> options = OptionsOf(*command);
+      std::string hint = DidYouMean(name, options);
+      if (hint.empty() && std::ranges::count(options, "--set") > 0)
+        hint = ". Set fields of the recipe by --set, for example --set data.path=DATASET";
       HL_CHECK_AS(ExitCode::kUsage, std::ranges::count(options, name) > 0, "'", name,
-                  "' is not an option of `", path, "`", DidYouMean(name, options), "\n`", path,
+                  "' is not an option of `", path, "`", hint, "\n`", path,
                   " --help` lists all options");
     } else if (!subcommands.empty() && !word.starts_with('-')) {
+      const std::string own = command == &app ? Equivalent(word) : "";
       HL_CHECK_AS(ExitCode::kUsage, std::ranges::count(subcommands, word) > 0, "'", word,
-                  "' is not a subcommand of `", path, "`", DidYouMean(word, subcommands),
-                  "\nUse one of ", Join(subcommands, ", "));
+                  "' is not a subcommand of `", path, "`",
+                  own.empty() ? DidYouMean(word, subcommands) : own, "\nThe subcommands are ",
+                  Join(subcommands, ", "));
       command = command->get_subcommand(word);
       path += " " + word;
     }

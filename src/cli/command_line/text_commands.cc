@@ -38,7 +38,7 @@ void AddGenerate(CLI::App& app, Request& request) {
               "JSONL file with the texts to continue: strings, or objects with \"prompt\" (with "
               "--chat: lists of messages, or objects with \"messages\"); - is standard input "
               "[none]");
-  declare("--batch", options.batch, "Number of prompts that are continued at a time",
+  declare("--batch", options.batch, "Number of texts that are continued at a time",
           Between(1, 4096))
       ->needs(prompts);
   Exclude(command, "--prompt", {"--prompts"});
@@ -86,6 +86,10 @@ void AddGenerate(CLI::App& app, Request& request) {
           "negative ones; 1: off");
   declare("--seed", generate.sampler.seed,
           "Seed of the sampling. The same seed gives the same text", AtLeast(0));
+  declare("--samples", options.samples,
+          "Number of texts per prompt; text i has the seed plus i. Texts of --prompt are separated "
+          "by a line ---",
+          AtLeast(1));
 }
 
 // halflife serve: answers requests over HTTP.
@@ -162,7 +166,7 @@ void AddScore(CLI::App& app, Request& request) {
   CLI::Option* const text =
       declare("--text FILE", options.texts, "Text files, each one sequence; - is standard input");
   Exclude(command, "--tokens", {"--text"});
-  declare.Required("--out FILE", options.out, "The JSONL file to write; - is standard output");
+  declare("--out FILE", options.out, "The JSONL file to write; - is standard output");
   AddTokenizer(declare, options.tokenizer, "the model's");
   AddSpecialTokens(declare, options.special_tokens, "--text");
   for (const char* name : {"--tokenizer", "--special-tokens"})
