@@ -7,9 +7,8 @@
 #
 # makes chunk_scan_emulated_test_plain and, with HALFLIFE_SANITIZED_EMULATION, ..._asan and ..._tsan. Each
 # is a CTest entry per order in which threads run. The label is "emulated", or "sanitized" for the kinds
-# with a sanitizer. With PARTS 4 each sanitized entry is split
-# into four, *_1of4 to *_4of4, each with every fourth test, so that all cores of a machine finish at about
-# the same time. SOURCES contain GoogleTest tests without a main. LIBS are linked without a sanitizer: list
+# with a sanitizer. With PARTS 4 each entry is split into four, *_1of4 to *_4of4, each with every fourth
+# test, so that all cores of a machine finish at about the same time. SOURCES contain GoogleTest tests without a main. LIBS are linked without a sanitizer: list
 # a .cc that a sanitizer should check among SOURCES. HL_EMULATED_TSAN or HL_EMULATED_ASAN is defined in the
 # kind of that name, for tests of findings that only a sanitizer reports.
 #
@@ -114,6 +113,9 @@ function(hl_emulated_test)
   if(NOT HALFLIFE_CUDA_TYPES_DIR OR NOT HALFLIFE_EMULATED_TESTS)
     return()
   endif()
+  if(NOT E_PARTS)
+    set(E_PARTS 1)
+  endif()
   set_source_files_properties(${E_KERNELS} PROPERTIES LANGUAGE CXX)
   foreach(kind ${HALFLIFE_EMULATION_KINDS})
     hl_emulation_runtime(${kind})
@@ -139,22 +141,18 @@ function(hl_emulated_test)
     target_include_directories(${target} PRIVATE ${CMAKE_SOURCE_DIR}/tests)
     target_link_options(${target} PRIVATE ${HALFLIFE_EMULATION_LINK_${kind}})
     target_link_libraries(${target} PRIVATE hl_emu_${kind} ${E_LIBS} GTest::gmock GTest::gtest_main)
-    set(parts 1)
-    if(E_PARTS AND NOT kind STREQUAL "plain")
-      set(parts ${E_PARTS})
-    endif()
     foreach(order ${HALFLIFE_EMULATION_ORDERS_${kind}})
-      foreach(part RANGE 1 ${parts})
+      foreach(part RANGE 1 ${E_PARTS})
         set(test ${target}_${order})
         set(environment HL_EMU_ORDER=${order} OMP_NUM_THREADS=1
           ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=0)
         if(order STREQUAL "reverse")
           list(APPEND environment HL_EMU_TRACK=0)
         endif()
-        if(parts GREATER 1)
-          string(APPEND test _${part}of${parts})
+        if(E_PARTS GREATER 1)
+          string(APPEND test _${part}of${E_PARTS})
           math(EXPR shard "${part} - 1")
-          list(APPEND environment GTEST_TOTAL_SHARDS=${parts} GTEST_SHARD_INDEX=${shard})
+          list(APPEND environment GTEST_TOTAL_SHARDS=${E_PARTS} GTEST_SHARD_INDEX=${shard})
         endif()
         add_test(NAME ${test} COMMAND ${target})
         set(label emulated)

@@ -185,22 +185,45 @@ class FiberSet {
     for (uint64_t& word : words_) word = 0;
   }
   void Add(int i) { words_[i / 64] |= uint64_t{1} << (i % 64); }
-  // Moves all threads of `other` into this set.
-  void Absorb(FiberSet& other) {
-    for (int i = 0; i < kMaxThreads / 64; ++i) {
-      words_[i] |= other.words_[i];
-      other.words_[i] = 0;
-    }
-  }
   void Remove(int i) { words_[i / 64] &= ~(uint64_t{1} << (i % 64)); }
   bool Has(int i) const { return (words_[i / 64] >> (i % 64)) & 1; }
-  int Count() const;
   int First() const;  // -1 if the set is empty
   int Last() const;
-  int Nth(int n) const;
 
  private:
   uint64_t words_[kMaxThreads / 64] = {};
+};
+
+// The threads that can run. Each operation takes constant time, apart from the scan of a FiberSet.
+class ReadyFibers {
+ public:
+  void Add(int i) {
+    set_.Add(i);
+    places_[i] = static_cast<int16_t>(count_);
+    list_[count_++] = static_cast<int16_t>(i);
+  }
+  // Moves all threads of `waiting` into this set.
+  void Absorb(FiberSet& waiting) {
+    for (int i = waiting.First(); i >= 0; i = waiting.First()) {
+      waiting.Remove(i);
+      Add(i);
+    }
+  }
+  void Remove(int i) {
+    set_.Remove(i);
+    const int16_t last = list_[--count_];
+    list_[places_[i]] = last;
+    places_[last] = places_[i];
+  }
+  int count() const { return count_; }
+  int First() const { return set_.First(); }
+  int Last() const { return set_.Last(); }
+  int operator[](uint64_t n) const { return list_[n]; }  // in no particular order
+
+ private:
+  FiberSet set_;
+  int count_ = 0;
+  int16_t list_[kMaxThreads] = {}, places_[kMaxThreads] = {};  // places_[list_[n]] = n
 };
 
 // The synchronization objects of a barrier for ThreadSanitizer, one per phase. A thread can be one
@@ -285,7 +308,7 @@ struct Block {
   Fiber* fibers = nullptr;
   Fiber* running = nullptr;
   Context worker;
-  FiberSet ready;
+  ReadyFibers ready;
   uint64_t random = 0;
   Barrier barriers[kNumBarriers];
   Warp warps[kMaxWarps];
@@ -347,7 +370,8 @@ const char* FileName(Place place);
 // ---- tracker.cc ----
 // The accesses to shared memory of the running block, and their order. All functions do nothing if
 // the block is not tracked.
-Tracker* MakeTracker(int num_threads);  // null in the kinds with a sanitizer
+bool TracksAccesses();  // false in the kinds with a sanitizer, and with HL_EMU_TRACK=0
+Tracker* MakeTracker(int num_threads);  // null if TracksAccesses() is false
 void DestroyTracker(Tracker* tracker);
 void StartTracking(Block& block);
 void TrackRelease(SyncCell& cell);

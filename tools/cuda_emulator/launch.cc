@@ -10,9 +10,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/error.h"
@@ -126,9 +128,8 @@ class TsanFibers {
 
 class Worker {
  public:
-  explicit Worker(Launch& launch)
-      : launch_(launch),
-        num_threads_(static_cast<int>(launch.block.x * launch.block.y * launch.block.z)),
+  explicit Worker(int num_threads)
+      : num_threads_(num_threads),
         page_(static_cast<size_t>(sysconf(_SC_PAGESIZE))),
         stacks_((StackBytes() + page_) * static_cast<size_t>(num_threads_)),
         shared_(kSharedBytes),
@@ -144,15 +145,18 @@ class Worker {
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  void Run() {
-    const int64_t num_blocks = int64_t{1} * launch_.grid.x * launch_.grid.y * launch_.grid.z;
-    blockDim = launch_.block;
-    gridDim = launch_.grid;
-    for (int64_t i = launch_.next_block++; i < num_blocks && !launch_.failed;
-         i = launch_.next_block++) {
-      RunBlock(i);
+  int num_threads() const { return num_threads_; }
+  bool tracks_accesses() const { return tracker_ != nullptr; }
+
+  void Run(Launch& launch) {
+    const int64_t num_blocks = int64_t{1} * launch.grid.x * launch.grid.y * launch.grid.z;
+    blockDim = launch.block;
+    gridDim = launch.grid;
+    for (int64_t i = launch.next_block++; i < num_blocks && !launch.failed;
+         i = launch.next_block++) {
+      RunBlock(launch, i);
     }
-    SyncAcquire(&launch_.sync);
+    SyncAcquire(&launch.sync);
   }
 
  private:
@@ -166,7 +170,7 @@ class Worker {
     }
   }
 
-  void RunBlock(int64_t linear_block) {
+  void RunBlock(Launch& launch, int64_t linear_block) {
     if (HL_EMU_TSAN) {
       stacks_.Renew();
       GuardStacks();
@@ -174,14 +178,14 @@ class Worker {
     }
     Block& block = *block_;
     block = Block{};
-    const auto x = static_cast<int64_t>(launch_.grid.x), y = static_cast<int64_t>(launch_.grid.y);
-    block.launch = &launch_;
+    const auto x = static_cast<int64_t>(launch.grid.x), y = static_cast<int64_t>(launch.grid.y);
+    block.launch = &launch;
     block.index = {static_cast<unsigned>(linear_block % x),
                    static_cast<unsigned>(linear_block / x % y),
                    static_cast<unsigned>(linear_block / x / y)};
     block.num_threads = block.num_alive = num_threads_;
     block.fibers = fibers_.data();
-    block.random = launch_.seed * 0x2545f4914f6cdd1du + static_cast<uint64_t>(linear_block);
+    block.random = launch.seed * 0x2545f4914f6cdd1du + static_cast<uint64_t>(linear_block);
     block.tracker = tracker_;
     PrepareShared(block);
     PrepareWorkerContext(block.worker);
@@ -199,8 +203,8 @@ class Worker {
     StartTracking(block);
 
     int first = 0;
-    if (launch_.order == Order::kReverse) first = num_threads_ - 1;
-    if (launch_.order == Order::kRandom) {
+    if (launch.order == Order::kReverse) first = num_threads_ - 1;
+    if (launch.order == Order::kRandom) {
       first = static_cast<int>(NextRandom(block) % static_cast<uint64_t>(num_threads_));
     }
     block.ready.Remove(first);
@@ -213,7 +217,7 @@ class Worker {
       // Orders the accesses of the abandoned threads before the next accesses of the host.
       for (const Fiber& fiber : fibers_) {
         __tsan_switch_to_fiber(fiber.tsan_fiber, __tsan_switch_to_fiber_no_sync);
-        __tsan_release(&launch_.sync);
+        __tsan_release(&launch.sync);
         __tsan_switch_to_fiber(block.worker.tsan_fiber, __tsan_switch_to_fiber_no_sync);
       }
       tsan_fibers_.DestroyLast();
@@ -228,9 +232,9 @@ class Worker {
     block.dynamic = shared_.data();
     block.statics = shared_.data() + kDynamicBytes;
     static_assert(kDynamicBytes % 1024 == 0);
-    FillOnes(block.dynamic, static_cast<size_t>(launch_.smem_bytes));
-    ASAN_POISON_MEMORY_REGION(shared_.data() + launch_.smem_bytes,
-                              kSharedBytes - static_cast<size_t>(launch_.smem_bytes));
+    FillOnes(block.dynamic, static_cast<size_t>(block.launch->smem_bytes));
+    ASAN_POISON_MEMORY_REGION(shared_.data() + block.launch->smem_bytes,
+                              kSharedBytes - static_cast<size_t>(block.launch->smem_bytes));
   }
 
   void PrepareWorkerContext(Context& context) {
@@ -255,8 +259,9 @@ class Worker {
     fiber.end_changed = before.end_changed;
     fiber.linear = i;
     const auto linear = static_cast<unsigned>(i);
-    fiber.index = {linear % launch_.block.x, linear / launch_.block.x % launch_.block.y,
-                   linear / launch_.block.x / launch_.block.y};
+    fiber.index = {linear % block.launch->block.x,
+                   linear / block.launch->block.x % block.launch->block.y,
+                   linear / block.launch->block.x / block.launch->block.y};
     fiber.copies = reinterpret_cast<Copy*>(copies_.data()) + static_cast<ptrdiff_t>(i) * kMaxCopies;
     fiber.wgmmas =
         reinterpret_cast<Wgmma*>(wgmmas_.data()) + static_cast<ptrdiff_t>(i) * kMaxWgmmas;
@@ -275,7 +280,6 @@ class Worker {
     block.warps[fiber.warp()].alive |= 1u << fiber.lane();
   }
 
-  Launch& launch_;
   int num_threads_;
   size_t page_;
   Mapping stacks_, shared_, copies_, wgmmas_, changed_;
@@ -287,6 +291,31 @@ class Worker {
 #endif
   void* worker_stack_ = nullptr;
   size_t worker_stack_bytes_ = 0;
+};
+
+// Workers of earlier launches. Without them, a short launch would spend most of its time on mapping
+// the stacks and touching their pages. The kinds with a sanitizer use new workers, because it would
+// not see that the memory of an earlier launch is no longer valid.
+class IdleWorkers {
+ public:
+  std::unique_ptr<Worker> Take(int num_threads) {
+    const std::lock_guard lock(mutex_);
+    const auto found = workers_.find({num_threads, TracksAccesses()});
+    if (found == workers_.end()) return std::make_unique<Worker>(num_threads);
+    std::unique_ptr<Worker> worker = std::move(found->second);
+    workers_.erase(found);
+    return worker;
+  }
+  void Put(std::unique_ptr<Worker> worker) {
+    if (HL_EMU_ASAN || HL_EMU_TSAN) return;
+    const std::lock_guard lock(mutex_);
+    const std::pair key(worker->num_threads(), worker->tracks_accesses());
+    workers_.emplace(key, std::move(worker));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::multimap<std::pair<int, bool>, std::unique_ptr<Worker>> workers_;
 };
 
 Order OrderOf(const char* text) {
@@ -330,16 +359,19 @@ void RunErased(dim3 grid, dim3 block, int smem_bytes, const char* name, void (*b
   const int64_t num_blocks = int64_t{1} * grid.x * grid.y * grid.z;
   const int64_t num_workers = std::min(num_blocks, NumberOf("HL_EMU_WORKERS", processors));
 
-  // The workers are destroyed after all OS threads have ended, because the fibers that a worker
-  // returns must not be reused within this launch.
+  // The workers are returned after all OS threads have ended, because their fibers must not be
+  // reused within this launch.
+  static IdleWorkers idle;
   std::vector<std::unique_ptr<Worker>> workers;
-  for (int64_t i = 0; i < num_workers; ++i) workers.push_back(std::make_unique<Worker>(launch));
+  for (int64_t i = 0; i < num_workers; ++i)
+    workers.push_back(idle.Take(static_cast<int>(block.x * block.y * block.z)));
   std::vector<std::thread> threads;
   for (size_t i = 1; i < workers.size(); ++i) {
-    threads.emplace_back([worker = workers[i].get()] { worker->Run(); });
+    threads.emplace_back([&launch, worker = workers[i].get()] { worker->Run(launch); });
   }
-  workers[0]->Run();
+  workers[0]->Run(launch);
   for (std::thread& thread : threads) thread.join();
+  for (std::unique_ptr<Worker>& worker : workers) idle.Put(std::move(worker));
   if (launch.failed) HL_FAIL(ExitCode::kInternal, launch.message);
 }
 

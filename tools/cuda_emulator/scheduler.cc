@@ -17,12 +17,6 @@ namespace halflife::kernels::emu {
 
 constinit thread_local Block* current_block = nullptr;
 
-int FiberSet::Count() const {
-  int count = 0;
-  for (const uint64_t word : words_) count += std::popcount(word);
-  return count;
-}
-
 int FiberSet::First() const {
   for (int i = 0; i < kMaxThreads / 64; ++i) {
     if (words_[i] != 0) return 64 * i + std::countr_zero(words_[i]);
@@ -33,19 +27,6 @@ int FiberSet::First() const {
 int FiberSet::Last() const {
   for (int i = kMaxThreads / 64 - 1; i >= 0; --i) {
     if (words_[i] != 0) return 64 * i + 63 - std::countl_zero(words_[i]);
-  }
-  return -1;
-}
-
-int FiberSet::Nth(int n) const {
-  for (int i = 0; i < kMaxThreads / 64; ++i) {
-    const int here = std::popcount(words_[i]);
-    if (n < here) {
-      uint64_t word = words_[i];
-      for (; n > 0; --n) word &= word - 1;
-      return 64 * i + std::countr_zero(word);
-    }
-    n -= here;
   }
   return -1;
 }
@@ -136,26 +117,22 @@ const char* OrderText(Order order) {
 
 Fiber& PickNext() {
   Block& block = *current_block;
-  int next = -1;
-  do {
-    switch (block.launch->order) {
-      case Order::kForward:
-        next = block.ready.First();
-        break;
-      case Order::kReverse:
-        next = block.ready.Last();
-        break;
-      case Order::kRandom:
-        if (const int count = block.ready.Count(); count > 0) {
-          next =
-              block.ready.Nth(static_cast<int>(NextRandom(block) % static_cast<uint64_t>(count)));
-        }
-        break;
-    }
-    // Bulk copies complete as late as possible: only if no fiber is ready, and then only the copies
-    // of one mbarrier.
-  } while (next < 0 && LandBulkCopies(block));
-  if (next < 0) ReportDeadlock();
+  // Bulk copies complete as late as possible: only if no fiber is ready, and then only the copies
+  // of one mbarrier.
+  while (block.ready.count() == 0)
+    if (!LandBulkCopies(block)) ReportDeadlock();
+  int next = 0;
+  switch (block.launch->order) {
+    case Order::kForward:
+      next = block.ready.First();
+      break;
+    case Order::kReverse:
+      next = block.ready.Last();
+      break;
+    case Order::kRandom:
+      next = block.ready[NextRandom(block) % static_cast<uint64_t>(block.ready.count())];
+      break;
+  }
   block.ready.Remove(next);
   return block.fibers[next];
 }
@@ -202,9 +179,8 @@ void Yield() {
   Fiber& self = Self();
   // All other ready threads run first. Otherwise, in forward order, the lowest thread would poll
   // forever.
-  block.ready.Remove(self.linear);
-  if (block.ready.First() < 0 && !LandBulkCopies(block)) return;
-  if (block.ready.First() < 0) return;
+  if (block.ready.count() == 0) LandBulkCopies(block);
+  if (block.ready.count() == 0) return;
   Fiber& next = PickNext();
   block.ready.Add(self.linear);
   self.waits_for = "a polling loop";

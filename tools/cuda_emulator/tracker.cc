@@ -70,6 +70,7 @@ Epoch MakeEpoch(int entity, int32_t clock) {
 
 struct Cell {
   Epoch write, reads[3];
+  bool operator==(const Cell&) const = default;
 };
 
 // The source line of an instruction, or the address of the code of an ordinary access.
@@ -165,27 +166,32 @@ class Tracker {
     Advance(self.clock);
   }
 
+  // The cells of an access are mostly equal, so only a cell that differs from the one before it is
+  // checked.
   void Read(size_t at, int bytes, const Where& where) {
     Fiber& self = Self();
     const Epoch own = MakeEpoch(self.linear, self.clock);
-    Epoch ordered;
+    Cell before, after = {{}, {own}};
     for (Cell& cell : Cells(at, bytes)) {
-      if (!(cell.write == ordered) && !IsSeen(self, cell.write))
-        ReportRace("a load", &cell, cell.write, "stored", where);
-      ordered = cell.write;
-      NoteRead(self, cell, own);
+      if (!(cell == before)) {
+        if (!IsSeen(self, cell.write)) ReportRace("a load", &cell, cell.write, "stored", where);
+        before = after = cell;
+        NoteRead(self, after, own);
+      }
+      cell = after;
     }
   }
 
   void Write(size_t at, int bytes, const Where& where) {
     Fiber& self = Self();
     const Epoch own = MakeEpoch(self.linear, self.clock);
-    Epoch ordered;
+    Cell before;
     for (Cell& cell : Cells(at, bytes)) {
-      if (!(cell.write == ordered) && !IsSeen(self, cell.write))
-        ReportRace("a store", &cell, cell.write, "stored", where);
-      ordered = cell.write;
-      CheckReads(self, cell, "a store", where);
+      if (!(cell == before)) {
+        if (!IsSeen(self, cell.write)) ReportRace("a store", &cell, cell.write, "stored", where);
+        CheckReads(self, cell, "a store", where);
+        before = cell;
+      }
       cell = {own, {}};
     }
   }
@@ -350,9 +356,12 @@ size_t OffsetOf(const void* smem) {
 }
 }  // namespace
 
-Tracker* MakeTracker(int num_threads) {
+bool TracksAccesses() {
   const char* const wanted = getenv("HL_EMU_TRACK");
-  return wanted != nullptr && strcmp(wanted, "0") == 0 ? nullptr : new Tracker(num_threads);
+  return wanted == nullptr || strcmp(wanted, "0") != 0;
+}
+Tracker* MakeTracker(int num_threads) {
+  return TracksAccesses() ? new Tracker(num_threads) : nullptr;
 }
 void DestroyTracker(Tracker* tracker) { delete tracker; }
 void StartTracking(Block& block) {
@@ -556,6 +565,7 @@ struct UbsanMismatch {
 
 namespace halflife::kernels::emu {
 
+bool TracksAccesses() { return false; }
 Tracker* MakeTracker(int) { return nullptr; }
 void DestroyTracker(Tracker*) {}
 void StartTracking(Block&) {}
