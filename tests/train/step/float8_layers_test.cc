@@ -51,6 +51,18 @@ TEST(Float8Layers, AreTheLargeProjections) {
               ElementsAre());
 }
 
+// LibTorch's scaled product requires both widths of a weight to be multiples of 16.
+TEST(Float8Layers, HaveWidthsOfMultiplesOf16) {
+  const auto names = [](const std::string& width) {
+    return NamesOfFloat8(SmallRecipe(
+        With({"model.channel_mixer=swiglu", "model.channel_mixer.swiglu.width=" + width})));
+  };
+  EXPECT_THAT(names("208"), testing::IsSupersetOf({"mlp.gate_proj.weight", "mlp.up_proj.weight",
+                                                   "mlp.down_proj.weight"}));
+  EXPECT_THAT(names("200"), Not(testing::Contains(HasSubstr("mlp"))));
+  EXPECT_THAT(names("200"), testing::Contains("attn.o_proj.weight"));
+}
+
 // At the default width, all eight matrices of each layer of the 1.3B models, and all but q and k
 // (512 outputs) at 340M.
 TEST(Float8Layers, AreTakenByTheRecipesOfHopper) {
