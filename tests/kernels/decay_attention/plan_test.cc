@@ -42,9 +42,12 @@ DecayAttentionArgs Shape(int B, int T, int H, int D) {
   args.num_chunks = B * ((T + 63) / 64);
   return args;
 }
+void SetDType(DecayAttentionArgs& args, DType dtype) {
+  for (TensorView* view : {&args.q, &args.k, &args.v, &args.out}) view->dtype = dtype;
+}
 DecayAttentionArgs HalfShape(int B, int T, int H, int D) {
   DecayAttentionArgs args = Shape(B, T, H, D);
-  args.q.dtype = args.k.dtype = args.v.dtype = args.out.dtype = DType::kBF16;
+  SetDType(args, DType::kBF16);
   return args;
 }
 
@@ -188,8 +191,9 @@ TEST(DecayAttentionPlan, WhatRunsOnTensorCores) {
             SCOPED_TRACE(cuda::DescribeRoute(args, plan));
             EXPECT_EQ(cuda::ForwardRoute(args, plan), route);
             EXPECT_EQ(cuda::BackwardRoute(args, plan), route);
-            EXPECT_LE(cuda::ForwardSharedBytes(kind, plan.forward), device->shared_memory_bytes);
-            EXPECT_LE(cuda::BackwardSharedBytes(kind, plan.backward), device->shared_memory_bytes);
+            EXPECT_LE(cuda::ForwardSharedBytes(kind, plan.forward, 1), device->shared_memory_bytes);
+            EXPECT_LE(cuda::BackwardSharedBytes(kind, plan.backward, 1),
+                      device->shared_memory_bytes);
           }
 }
 
@@ -211,10 +215,47 @@ TEST(DecayAttentionPlan, WhatRunsTokenByToken) {
   args.log_decay.data = &decay;
   args.decay_kind = DecayKind::kPerTokenChannel;
   EXPECT_EQ(expect_simt(kSmall, "as no block fits the shared memory"), Route::kSimt);
+  // fp32 has two terms per operand. With one decay factor per token, its backward needs 128 KiB.
   args.decay_kind = DecayKind::kNone, args.log_decay.data = nullptr;
-  for (TensorView* view : {&args.q, &args.k, &args.v, &args.out}) view->dtype = DType::kF32;
-  EXPECT_EQ(expect_simt(kHopper, "K 128, V 128, token by token, as q is fp32; bf16 runs on"),
+  SetDType(args, DType::kF32);
+  EXPECT_EQ(expect_simt(kAda, "as no block fits the shared memory"), Route::kSimt);
+  args.norm_kind = NormKind::kSumOfKeys;
+  EXPECT_EQ(expect_simt(kHopper,
+                        "K 128, V 128, token by token, as q is fp32 and the output is normalised; "
+                        "bf16 runs on"),
             Route::kSimt);
+}
+
+// Every head of fp32 runs in blocks of 64 x 64, by warps, on sm_80 and on sm_90.
+TEST(DecayAttentionPlan, Fp32RunsOnTensorCores) {
+  DecayAttentionArgs args = HalfShape(2, 4096, 4, 64);
+  SetDType(args, DType::kF32);
+  float decay = 0;
+  for (const DecayKind kind :
+       {DecayKind::kNone, DecayKind::kPerHead, DecayKind::kPerHeadChannel, kToken, kChannel})
+    for (const DeviceLimits* device : {&kAda, &kAmpere, &kHopper, &kWarpgroups})
+      for (const int dim : {1, 64, 128, 256}) {
+        if (device == &kAda && !IsPerChannel(kind)) continue;
+        args.decay_kind = kind;
+        args.log_decay.data = kind == DecayKind::kNone ? nullptr : &decay;
+        args.head_dim_k = args.head_dim_v = dim;
+        const DecayAttentionPlan plan = MakePlan(args, *device);
+        SCOPED_TRACE(cuda::DescribeRoute(args, plan));
+        EXPECT_NE(cuda::ForwardRoute(args, plan), cuda::Route::kSimt);
+        EXPECT_NE(cuda::BackwardRoute(args, plan), cuda::Route::kSimt);
+        for (const DecayBlock& block : {plan.forward, plan.backward}) {
+          EXPECT_EQ(block.k, 64);
+          EXPECT_EQ(block.v, 64);
+        }
+        EXPECT_FALSE(plan.forward_warpgroups || plan.backward_warpgroups);
+        EXPECT_LE(cuda::ForwardSharedBytes(kind, plan.forward, 2), device->shared_memory_bytes);
+        EXPECT_LE(cuda::BackwardSharedBytes(kind, plan.backward, 2), device->shared_memory_bytes);
+      }
+  args.decay_kind = kToken;
+  args.head_dim_k = args.head_dim_v = 128;
+  EXPECT_EQ(cuda::DescribeRoute(args, MakePlan(args, kWarpgroups)),
+            "K 128, V 128, on tensor cores in three products of bf16: forward in blocks of 64 x "
+            "64, 2 x 2 a head; backward in blocks of 64 x 64, 2 x 2 a head");
 }
 
 TEST(DecayAttentionPlan, SaysInWhichBlocks) {
@@ -281,7 +322,7 @@ DecayAttentionArgs ArgsOf(const WorkspaceShape& shape) {
   args.decay_kind = shape.kind;
   args.norm_kind = shape.norm;
   args.log_decay.data = &decay;
-  args.q.dtype = args.k.dtype = args.v.dtype = args.out.dtype = shape.dtype;
+  SetDType(args, shape.dtype);
   SetStrides(args);
   return args;
 }
@@ -467,7 +508,7 @@ TEST(DecayAttentionPlan, SummariesTakeLittle) {
   const size_t segments = size_t(2) * 2 * 256 * 256 * 4 + 256, one = 256;
   EXPECT_EQ(SummaryWorkspaceBytes(args, plan), segments + one);
   EXPECT_EQ(ReverseSummaryWorkspaceBytes(args, plan), segments + one + size_t(16384) * 2 * 4);
-  for (TensorView* view : {&args.q, &args.k, &args.v, &args.out}) view->dtype = DType::kF32;
+  SetDType(args, DType::kF32);
   plan = MakePlan(args, kHopper);
   EXPECT_EQ(SummaryWorkspaceBytes(args, plan), 0u);
   EXPECT_EQ(ReverseSummaryWorkspaceBytes(args, plan), size_t(16384) * 2 * 4);

@@ -1,5 +1,10 @@
-// Device functions for bf16 tiles of 64 rows: loads into shared memory, fragments for the tensor
-// cores, stores of accumulators, and states [K, V] in accumulators, 16 rows per warp.
+// Device functions for tiles of 64 rows: loads into shared memory, fragments for the tensor cores,
+// stores of accumulators, and states [K, V] in accumulators, 16 rows per warp.
+//
+// A bf16 number has one term. An fp32 number x has two bf16 terms: hi is x rounded to bf16, and lo
+// is x - hi rounded to bf16, so that hi + lo differs from x by at most 2^-16 |x|. A tile of two
+// terms is the tile of hi, followed by the tile of lo. The product of two such numbers is
+// hi hi + hi lo + lo hi, three products on tensor cores. The missing lo lo is at most 2^-16 of it.
 //
 // Within each row of a tile [64, kDim], units of 8 elements are permuted (unit ^ row % 8), so that
 // the eight rows that an ldmatrix reads at one column are in different banks.
@@ -89,6 +94,105 @@ HL_DEVICE void LoadTile(bf16* tile, const Rows& rows, int length) {
   }
 }
 
+// The same for a tile of fp32, in the same order of elements.
+template <int kDim, int kThreads, int kRows = kTileRows>
+HL_DEVICE void LoadTile(float* tile, const Rows& rows, int length) {
+  const float* const data = reinterpret_cast<const float*>(rows.data);
+  constexpr int kStep = 4 * kThreads;
+  static_assert(kRows * kDim % kStep == 0);
+#pragma unroll 2
+  for (int i = 4 * static_cast<int>(threadIdx.x); i < kRows * kDim; i += kStep) {
+    const int row = i / kDim, column = i % kDim;
+    float* const target = tile + TileOffset<kDim>(row, column);
+    const float* const source = data + row * rows.stride_t + column;
+    if (rows.aligned) {
+      const bool valid = row < length && column < rows.dim;
+      CpAsync16(target, valid ? source : data, valid);
+      continue;
+    }
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      const bool valid = row < length && column + c < rows.dim;
+      CpAsync4(target + c, valid ? source + c : data, valid);
+    }
+  }
+}
+
+// The two terms of x and y, packed in pairs.
+HL_DEVICE void SplitPair(uint32_t& hi, uint32_t& lo, float x, float y) {
+  hi = PackBf16(x, y);
+  lo = PackBf16(x - UnpackLo(hi), y - UnpackHi(hi));
+}
+// Stores an element, or two adjacent ones, of a tile whose terms are `distance` elements apart.
+template <int kTerms>
+HL_DEVICE void StoreTerms(bf16* element, int distance, float x) {
+  const bf16 hi = ToBf16(x);
+  *element = hi;
+  if constexpr (kTerms == 2) element[distance] = ToBf16(x - ToFloat(hi));
+}
+template <int kTerms>
+HL_DEVICE void StorePair(bf16* element, int distance, float x, float y) {
+  if constexpr (kTerms == 1) {
+    *reinterpret_cast<uint32_t*>(element) = PackBf16(x, y);
+  } else {
+    uint32_t hi, lo;
+    SplitPair(hi, lo, x, y);
+    *reinterpret_cast<uint32_t*>(element) = hi;
+    *reinterpret_cast<uint32_t*>(element + distance) = lo;
+  }
+}
+
+// Loads rows of fp32 as two terms; otherwise like LoadTile, but synchronous. All loads of a thread
+// are issued before the first one is used.
+template <int kDim, int kThreads, int kRows>
+HL_DEVICE void LoadTwoTerms(bf16* tile, const Rows& rows, int length) {
+  constexpr int kUnits = kDim / 8, kStep = kThreads / kUnits, kCount = kRows / kStep;
+  static_assert(kThreads % kUnits == 0 && kStep % 8 == 0 && kRows % kStep == 0 && kCount <= 4);
+  const int thread = static_cast<int>(threadIdx.x);
+  const float* const data = reinterpret_cast<const float*>(rows.data);
+  if (!rows.aligned) {
+#pragma unroll 1
+    for (int i = thread; i < kRows * kDim; i += kThreads) {
+      const int row = i / kDim, column = i % kDim;
+      const bool valid = row < length && column < rows.dim;
+      StoreTerms<2>(tile + TileOffset<kDim>(row, column), kRows * kDim,
+                    valid ? data[row * rows.stride_t + column] : 0.0f);
+    }
+    return;
+  }
+  const int first = thread / kUnits, column = thread % kUnits * 8;
+  const int num_rows = column < rows.dim ? length : 0;
+  float4 low[kCount], high[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const int row = first + i * kStep;
+    low[i] = high[i] = make_float4(0, 0, 0, 0);
+    if (row >= num_rows) continue;
+    const float* const source = data + row * rows.stride_t + column;
+    low[i] = *reinterpret_cast<const float4*>(source);
+    high[i] = *reinterpret_cast<const float4*>(source + 4);
+  }
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    uint4 hi, lo;
+    SplitPair(hi.x, lo.x, low[i].x, low[i].y);
+    SplitPair(hi.y, lo.y, low[i].z, low[i].w);
+    SplitPair(hi.z, lo.z, high[i].x, high[i].y);
+    SplitPair(hi.w, lo.w, high[i].z, high[i].w);
+    bf16* const target = tile + TileOffset<kDim>(first + i * kStep, column);
+    *reinterpret_cast<uint4*>(target) = hi;
+    *reinterpret_cast<uint4*>(target + kRows * kDim) = lo;
+  }
+}
+// Loads a tile of bf16 (one term), or of fp32 as two terms.
+template <int kTerms, int kDim, int kThreads, int kRows = kTileRows>
+HL_DEVICE void LoadTerms(bf16* tile, const Rows& rows, int length) {
+  if constexpr (kTerms == 1) {
+    LoadTile<kDim, kThreads, kRows>(tile, rows, length);
+  } else {
+    LoadTwoTerms<kDim, kThreads, kRows>(tile, rows, length);
+  }
+}
 // ---- fragments: A is [16, 16], B is two adjacent [16, 8] tiles ----
 
 // Returns the offset, from the tile's corner, of a lane's row for an ldmatrix. A fragment at (row,
@@ -131,12 +235,105 @@ HL_DEVICE void PackFragment(uint32_t (&a)[4], const float (&d0)[4], const float 
   a[3] = PackBf16(d1[2], d1[3]);
 }
 
+// The same for numbers of kTerms terms, in tiles whose terms are `distance` elements apart.
+template <int kTerms>
+struct Fragment {
+  uint32_t terms[kTerms][4];
+};
+template <int kDim, bool kTrans, int kTerms>
+HL_DEVICE void LoadFragment(Fragment<kTerms>& x, const bf16* tile, int distance, int lane_offset,
+                            int row, int column) {
+#pragma unroll
+  for (int i = 0; i < kTerms; ++i)
+    LoadFragment<kDim, kTrans>(x.terms[i], tile + i * distance, lane_offset, row, column);
+}
+// The same from a tile of bf16, or from a tile of fp32, which is split on the way. kColumnsFirst
+// selects between RowsFirst and ColumnsFirst.
+template <int kDim, bool kTrans, bool kColumnsFirst>
+HL_DEVICE void LoadFragment(Fragment<1>& x, const bf16* tile, int lane, int row, int column) {
+  LoadFragment<kDim, kTrans>(x.terms[0], tile,
+                             kColumnsFirst ? ColumnsFirst<kDim>(lane) : RowsFirst<kDim>(lane), row,
+                             column);
+}
+template <int kDim, bool kTrans, bool kColumnsFirst>
+HL_DEVICE void LoadFragment(Fragment<2>& x, const float* tile, int lane, int row, int column) {
+  const int g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int first_row = row + (kColumnsFirst ? i / 2 : i % 2) * 8;
+    const int first_column = column + (kColumnsFirst ? i % 2 : i / 2) * 8;
+    if constexpr (kTrans) {
+      SplitPair(x.terms[0][i], x.terms[1][i],
+                tile[TileOffset<kDim>(first_row + 2 * t, first_column + g)],
+                tile[TileOffset<kDim>(first_row + 2 * t + 1, first_column + g)]);
+    } else {
+      const float2 pair = *reinterpret_cast<const float2*>(
+          tile + TileOffset<kDim>(first_row + g, first_column + 2 * t));
+      SplitPair(x.terms[0][i], x.terms[1][i], pair.x, pair.y);
+    }
+  }
+}
+// The element type of tiles that hold operands as they are.
+template <int kTerms>
+struct Unsplit {
+  using Type = float;
+};
+template <>
+struct Unsplit<1> {
+  using Type = bf16;
+};
+// Two adjacent elements of a tile.
+HL_DEVICE float2 LoadPair(const float* pair) { return *reinterpret_cast<const float2*>(pair); }
+HL_DEVICE float2 LoadPair(const bf16* pair) {
+  const uint32_t packed = *reinterpret_cast<const uint32_t*>(pair);
+  return make_float2(UnpackLo(packed), UnpackHi(packed));
+}
+
+template <int kTerms>
+HL_DEVICE void MmaPair(float (&d0)[4], float (&d1)[4], const Fragment<kTerms>& a,
+                       const Fragment<kTerms>& b) {
+  if constexpr (kTerms == 2) {
+    MmaPair(d0, d1, a.terms[1], b.terms[0]);
+    MmaPair(d0, d1, a.terms[0], b.terms[1]);
+  }
+  MmaPair(d0, d1, a.terms[0], b.terms[0]);
+}
+template <int kTerms>
+HL_DEVICE void PackFragment(Fragment<kTerms>& a, const float (&d0)[4], const float (&d1)[4]) {
+  if constexpr (kTerms == 1) {
+    PackFragment(a.terms[0], d0, d1);
+  } else {
+    SplitPair(a.terms[0][0], a.terms[1][0], d0[0], d0[1]);
+    SplitPair(a.terms[0][1], a.terms[1][1], d0[2], d0[3]);
+    SplitPair(a.terms[0][2], a.terms[1][2], d1[0], d1[1]);
+    SplitPair(a.terms[0][3], a.terms[1][3], d1[2], d1[3]);
+  }
+}
+// The two numbers in register i of a fragment.
+template <int kTerms>
+HL_DEVICE float2 FragmentPair(const Fragment<kTerms>& x, int i) {
+  float2 pair = make_float2(UnpackLo(x.terms[0][i]), UnpackHi(x.terms[0][i]));
+  if constexpr (kTerms == 2) {
+    pair.x += UnpackLo(x.terms[1][i]);
+    pair.y += UnpackHi(x.terms[1][i]);
+  }
+  return pair;
+}
+
 template <int kTiles>
 HL_DEVICE void Clear(float (&d)[kTiles][4]) {
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) d[n][i] = 0;
+  }
+}
+template <int kTiles>
+HL_DEVICE void Add(float (&d)[kTiles][4], const float (&x)[kTiles][4]) {
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) d[n][i] += x[n][i];
   }
 }
 template <int kTiles>

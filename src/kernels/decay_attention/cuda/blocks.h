@@ -30,37 +30,43 @@ constexpr int ChannelGradSumsBytes(int k) {  // ChannelGradSums
 
 constexpr int kBlockIndexBytes = 64;  // BlockIndex
 
+// The block of fp32 operands, K x V: with two terms, no larger block fits sm_80's shared memory.
+constexpr int kTwoTermsBlock = 64;
+
 // Tokens of out that are staged at once. With all tokens of a chunk, blocks of 128 x 64 would
 // exceed 99 KiB.
 constexpr int kOutTokens = 32;
 
 // Forward: two stages of q, k, v; scores; a stage of out; the normaliser's sums of keys (always
 // included).
-constexpr int ChunkScanBytes(int k, int v) {
-  return 2 * kChunk * (2 * k + v) * 2 + kChunk * kChunk * 2 + kOutTokens * v * 2 +
+// With two terms (tiles.cuh), there is one stage of twice the size.
+constexpr int ChunkScanBytes(int k, int v, int terms = 1) {
+  return 2 * kChunk * (2 * k + v) * 2 + terms * kChunk * kChunk * 2 + kOutTokens * v * 2 +
          2 * kDecayTablesBytes + (k + 3 * v) * 4;
 }
 // Per-channel decays, in tiles of 16 tokens. ChannelStageBytes: one stage of a tile's operands (two
 // matrices, scores in rows of 48 bytes, G). ChannelOperandBytes: the operands in global memory,
 // with log2 of G (channel_operands.cuh). ChannelProductElements: the fp32 products of a tile and a
 // slice of V from which the gradients are computed.
-constexpr int ChannelStageBytes(int k) {
-  return 2 * kTile * k * 2 + kTile * (kTile + 8) * 2 + k * 4;
+constexpr int ChannelStageBytes(int k, int terms = 1) {
+  return terms * (2 * kTile * k * 2 + kTile * (kTile + 8) * 2) + k * 4;
 }
-constexpr int ChannelOperandBytes(int k) { return ChannelStageBytes(k) + k * 4; }
+constexpr int ChannelOperandBytes(int k, int terms = 1) {
+  return ChannelStageBytes(k, terms) + k * 4;
+}
 constexpr int ChannelProductElements(int k) { return (2 * kTile + 1) * k; }
 constexpr int kTileStages = 4;        // tiles in flight or in use by a scan
 constexpr int kStagedTileBytes = 64;  // StagedTile
-constexpr int ChannelScanBytes(int k, int v) {
-  return kTileStages * (ChannelStageBytes(k) + kTile * v * 2 + kStagedTileBytes) + kTile * v * 2 +
-         (k + kTile) * 4;
+constexpr int ChannelScanBytes(int k, int v, int terms = 1) {
+  return kTileStages * (ChannelStageBytes(k, terms) + terms * kTile * v * 2 + kStagedTileBytes) +
+         kTile * v * 2 + (k + kTile) * 4;
 }
-constexpr int ChannelOperandsSharedBytes(int k) {
-  return 4 * kTile * k * 2 + 2 * kTile * k * 4 + kTile * (kTile + 8) * 2 + 2 * kTile * 4;
+constexpr int ChannelOperandsSharedBytes(int k, int terms = 1) {
+  return terms * (4 * kTile * k * 2 + kTile * (kTile + 8) * 2) + 2 * kTile * k * 4 + 2 * kTile * 4;
 }
-constexpr int ChannelGradientsSharedBytes(int k) {
-  return 2 * kTile * k * 2 + kTile * k * 4 + 2 * kTile * (k + 4) * 4 + 2 * kTile * 128 * 2 +
-         k / 16 * kTile * kTile * 4 + ChannelGradSumsBytes(k);
+constexpr int ChannelGradientsSharedBytes(int k, int terms = 1) {
+  return terms * (2 * kTile * k * 2 + 2 * kTile * 128 * 2) + kTile * k * 4 +
+         2 * kTile * (k + 4) * 4 + k / 16 * kTile * kTile * 4 + ChannelGradSumsBytes(k);
 }
 // The wgmma scan: stages of q, k, v and tables; two stages of scores; a stage of out.
 constexpr int kWarpgroupStages = 3;
@@ -113,25 +119,28 @@ constexpr int WarpgroupGradBytes(int k, int v) {
          kChunkGradSumsBytes;
 }
 // Backward: stages of q, k, v, dout; R; scores and their gradients; a stage of outputs.
-constexpr int ReverseScanBytes(int k, int v, int stages) {
-  return stages * kChunk * 2 * (k + v) * 2 + k * v * 2 + 2 * kChunk * kChunk * 2 + kChunk * k * 2 +
-         2 * kDecayTablesBytes + GradSumsBytes(k / 16) + kBlockIndexBytes;
+constexpr int ReverseScanBytes(int k, int v, int stages, int terms = 1) {
+  return terms * (stages * kChunk * 2 * (k + v) * 2 + k * v * 2 + 2 * kChunk * kChunk * 2) +
+         kChunk * k * 2 + 2 * kDecayTablesBytes + GradSumsBytes(k / 16) + kBlockIndexBytes;
 }
-constexpr int ChannelReverseScanBytes(int k, int v) {
-  return kTileStages * (ChannelStageBytes(k) + 2 * kTile * v * 2 + kStagedTileBytes) + k * v * 2 +
-         k / 16 * kTile * 16 * 2 + kBlockIndexBytes;
+constexpr int ChannelReverseScanBytes(int k, int v, int terms = 1) {
+  return kTileStages *
+             (ChannelStageBytes(k, terms) + terms * 2 * kTile * v * 2 + kStagedTileBytes) +
+         terms * k * v * 2 + k / 16 * kTile * 16 * 2 + kBlockIndexBytes;
 }
-// The states of segments: two stages of k and v, or of q and dout.
+// The states of segments: two stages of k and v, or of q and dout; with two terms, one stage.
 constexpr int StateScanBytes(int k, int v) {
   return 2 * kChunk * (k + v) * 2 + 2 * kDecayTablesBytes;
 }
-constexpr int ChannelStateScanBytes(int k, int v) {
-  return kTileStages * (kTile * (k + v) * 2 + 2 * k * 4 + kStagedTileBytes);
+constexpr int ChannelStateScanBytes(int k, int v, int terms = 1) {
+  return kTileStages * (terms * kTile * (k + v) * 2 + 2 * k * 4 + kStagedTileBytes);
 }
 
 // The number of blocks per multiprocessor as far as registers allow: the kernels are compiled for
 // it.
-constexpr int ScanBlocksPerSm(int k, int v) { return v > 64 ? 1 : k > 64 ? 2 : 3; }
+constexpr int ScanBlocksPerSm(int k, int v, int terms = 1) {
+  return v > 64 ? 1 : k > 64 || terms > 1 ? 2 : 3;
+}
 // A block of 64 x 64 has one warpgroup for products, and two such blocks hide each other's latency.
 constexpr int WarpgroupScanBlocksPerSm(int k, int v) { return k * v > 64 * 64 ? 1 : 2; }
 // A block of 128 x 64 would use shared memory for one block per multiprocessor, and two blocks of

@@ -38,21 +38,24 @@ struct ChannelGradSums {
 };
 static_assert(sizeof(ChannelGradSums<128>) == ChannelGradSumsBytes(128));
 
-template <int kK_>
+template <int kK_, int kTerms_>
 struct ChannelGradConfig {
-  static constexpr int kK = kK_, kThreads = 2 * kK, kWarps = kThreads / 32;
+  static constexpr int kK = kK_, kThreads = 2 * kK, kWarps = kThreads / 32, kTerms = kTerms_;
+  using T = typename Unsplit<kTerms>::Type;  // of q, k, v and dout
   // without it, nvcc would use fewer registers than there are
   static constexpr int kMinBlocksPerSm = 512 / kThreads;
   static constexpr int kPitch = kK + 4;  // for x and y
-  static constexpr int kSmemBytes = ChannelGradientsSharedBytes(kK);
+  static constexpr int kSmemBytes = ChannelGradientsSharedBytes(kK, kTerms);
 };
 
 template <typename Config>
 struct ChannelGradShared {
-  bf16 *q, *k;     // [16, kK]
+  using T = typename Config::T;
+
+  T *q, *k;        // [16, kK]
   float* decays;   // [16, kK]: initially the log decays
   float *x, *y;    // [16, kPitch]
-  bf16 *v, *dout;  // [16, kValuesAtOnce]
+  T *v, *dout;     // [16, kValuesAtOnce]
   float* dscores;  // [kWarps][16, 16]: D, for each warp's part of V
   ChannelGradSums<Config::kK>* sums;
 };
@@ -63,13 +66,14 @@ HL_DEVICE ChannelGradShared<Config> CarveChannelGrad(unsigned char* raw) {
   constexpr int kK = Config::kK;
   SmemCarver carver(raw);
   ChannelGradShared<Config> smem;
-  smem.q = carver.Take<bf16>(kTile * kK);
-  smem.k = carver.Take<bf16>(kTile * kK);
+  using T = typename Config::T;
+  smem.q = carver.Take<T>(kTile * kK);
+  smem.k = carver.Take<T>(kTile * kK);
   smem.decays = carver.Take<float>(kTile * kK);
   smem.x = carver.Take<float>(kTile * Config::kPitch);
   smem.y = carver.Take<float>(kTile * Config::kPitch);
-  smem.v = carver.Take<bf16>(kTile * kValuesAtOnce);
-  smem.dout = carver.Take<bf16>(kTile * kValuesAtOnce);
+  smem.v = carver.Take<T>(kTile * kValuesAtOnce);
+  smem.dout = carver.Take<T>(kTile * kValuesAtOnce);
   smem.dscores = carver.Take<float>(Config::kWarps * kTile * kTile);
   smem.sums = carver.Take<ChannelGradSums<kK>>(1);
   return smem;
@@ -125,7 +129,6 @@ HL_DEVICE void ScoreGradients(const ChannelGradShared<Config>& smem,
                               const ChannelGradientsParams& params, const OneTile& one) {
   const DecayAttentionArgs& args = params.grads.forward;
   const int lane = FreshLaneId();
-  const int rows_v = RowsFirst<kValuesAtOnce>(lane), columns_v = ColumnsFirst<kValuesAtOnce>(lane);
   float acc[2][4];
   Clear(acc);
 #pragma unroll 1
@@ -139,9 +142,9 @@ HL_DEVICE void ScoreGradients(const ChannelGradShared<Config>& smem,
     __syncthreads();
 #pragma unroll 1
     for (int j = WarpId() * 16; j < kValuesAtOnce; j += Config::kWarps * 16) {
-      uint32_t a[4], b[4];
-      LoadFragment<kValuesAtOnce, false>(a, smem.dout, rows_v, 0, j);
-      LoadFragment<kValuesAtOnce, false>(b, smem.v, columns_v, 0, j);
+      Fragment<Config::kTerms> a, b;
+      LoadFragment<kValuesAtOnce, false, /*kColumnsFirst=*/false>(a, smem.dout, lane, 0, j);
+      LoadFragment<kValuesAtOnce, false, /*kColumnsFirst=*/true>(b, smem.v, lane, 0, j);
       MmaPair(acc[0], acc[1], a, b);
     }
   }
@@ -346,9 +349,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   }
 }
 
-template <int kK>
+template <int kK, int kTerms>
 void LaunchChannelGradients(const ChannelGradientsParams& params, cudaStream_t stream) {
-  using Config = ChannelGradConfig<kK>;
+  using Config = ChannelGradConfig<kK, kTerms>;
   Launch({NumTiles(params.grads.forward, params.shape), Config::kThreads, Config::kSmemBytes,
           "decay attention gradients, decays of channels"},
          stream, ChannelGradientsKernel<Config>, params);

@@ -18,15 +18,16 @@
 
 namespace halflife::kernels::decay {
 
-template <int kK_>
+template <int kK_, int kTerms_>
 struct ChannelOperandsConfig {
-  static constexpr int kK = kK_, kThreads = 2 * kK;  // per channel, one for q and one for k
-  static constexpr int kSmemBytes = ChannelOperandsSharedBytes(kK);
+  static constexpr int kK = kK_, kTerms = kTerms_;
+  static constexpr int kThreads = 2 * kK;  // per channel, one for q and one for k
+  static constexpr int kSmemBytes = ChannelOperandsSharedBytes(kK, kTerms);
 };
 
 // Computes scale q P for channel c, and its decays.
-template <int kK>
-HL_DEVICE void ScaleQueries(bf16* scaled, float* decays, const bf16* q, const float* log_decay,
+template <int kTerms, int kK, typename T>
+HL_DEVICE void ScaleQueries(bf16* scaled, float* decays, const T* q, const float* log_decay,
                             const float* query_scale, int c) {
   float sum = 0;
 #pragma unroll
@@ -34,19 +35,20 @@ HL_DEVICE void ScaleQueries(bf16* scaled, float* decays, const bf16* q, const fl
     const float decay = log_decay[r * kK + c] * kLog2E;
     sum += decay;
     decays[r * kK + c] = Exp2Approx(decay);
-    scaled[TileOffset<kK>(r, c)] =
-        ToBf16(ToFloat(q[TileOffset<kK>(r, c)]) * (query_scale[r] * Exp2Approx(sum)));
+    const int at = TileOffset<kK>(r, c);
+    StoreTerms<kTerms>(scaled + at, kTile * kK,
+                       ToFloat(q[at]) * (query_scale[r] * Exp2Approx(sum)));
   }
 }
 // Computes c k Q for channel c. Returns the sum of its log decays, in units of log2.
-template <int kK>
-HL_DEVICE float ScaleKeys(bf16* scaled, const bf16* k, const float* log_decay,
-                          const float* key_scale, int c) {
+template <int kTerms, int kK, typename T>
+HL_DEVICE float ScaleKeys(bf16* scaled, const T* k, const float* log_decay, const float* key_scale,
+                          int c) {
   float sum = 0;
 #pragma unroll
   for (int s = kTile - 1; s >= 0; --s) {
-    scaled[TileOffset<kK>(s, c)] =
-        ToBf16(ToFloat(k[TileOffset<kK>(s, c)]) * (key_scale[s] * Exp2Approx(sum)));
+    const int at = TileOffset<kK>(s, c);
+    StoreTerms<kTerms>(scaled + at, kTile * kK, ToFloat(k[at]) * (key_scale[s] * Exp2Approx(sum)));
     sum += log_decay[s * kK + c] * kLog2E;
   }
   return sum;
@@ -57,16 +59,17 @@ HL_DEVICE float ScaleKeys(bf16* scaled, const bf16* k, const float* log_decay,
 template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads)
     ChannelOperandsKernel(const ChannelOperandsParams params) {
-  constexpr int kK = Config::kK, kThreads = Config::kThreads;
-  using Offsets = OperandOffsets<kK>;
+  constexpr int kK = Config::kK, kThreads = Config::kThreads, kTerms = Config::kTerms;
+  using Offsets = OperandOffsets<kK, kTerms>;
+  using T = typename Unsplit<kTerms>::Type;
   HL_DYNAMIC_SMEM(raw);
   SmemCarver carver(raw);
-  bf16* const q = carver.Take<bf16>(kTile * kK);
-  bf16* const k = carver.Take<bf16>(kTile * kK);
+  T* const q = carver.Take<T>(kTile * kK);
+  T* const k = carver.Take<T>(kTile * kK);
   float* const log_decay = carver.Take<float>(kTile * kK);
   float* const decays = carver.Take<float>(kTile * kK);
-  bf16* const scaled = carver.Take<bf16>(2 * kTile * kK);  // q P, then k Q
-  bf16* const scores = carver.Take<bf16>(kTile * kScorePitch);
+  bf16* const scaled = carver.Take<bf16>(2 * kTerms * kTile * kK);  // q P, then k Q
+  bf16* const scores = carver.Take<bf16>(kTerms * kTile * kScorePitch);
   float* const query_scale = carver.Take<float>(kTile);
   float* const key_scale = carver.Take<float>(kTile);
 
@@ -82,31 +85,33 @@ __global__ void __launch_bounds__(Config::kThreads)
       static_cast<char*>(params.operands) + int64_t{1} * blockIdx.x * Offsets::kBytes;
   const int thread = static_cast<int>(threadIdx.x), c = thread % kK;
   if (thread < kK) {
-    ScaleQueries<kK>(scaled, decays, q, log_decay, query_scale, c);
+    ScaleQueries<kTerms, kK>(scaled, decays, q, log_decay, query_scale, c);
   } else {
-    const float sum = ScaleKeys<kK>(scaled + kTile * kK, k, log_decay, key_scale, c);
+    const float sum =
+        ScaleKeys<kTerms, kK>(scaled + kTerms * kTile * kK, k, log_decay, key_scale, c);
     reinterpret_cast<float*>(target + Offsets::kTransition)[c] = Exp2Approx(sum);
     reinterpret_cast<float*>(target + Offsets::kLog2Transition)[c] = sum;
   }
   __syncthreads();
   PairScores<kK, kThreads>(q, k, decays, [&](int r, int s, float sum) {
-    scores[r * kScorePitch + s] = ToBf16(s <= r ? sum * (query_scale[r] * key_scale[s]) : 0.0f);
+    StoreTerms<kTerms>(scores + r * kScorePitch + s, kTile * kScorePitch,
+                       s <= r ? sum * (query_scale[r] * key_scale[s]) : 0.0f);
   });
   const uint4* const rows = reinterpret_cast<const uint4*>(scaled);
 #pragma unroll
   for (int i = thread; i < 2 * Offsets::kRows / 16; i += kThreads)
     reinterpret_cast<uint4*>(target)[i] = rows[i];
   __syncthreads();
-  if (thread < kTile * 2) {  // two units per row; the padding between rows is not read
+  if (thread < kTerms * kTile * 2) {  // two units per row; the padding between rows is not read
     const int unit = thread / 2 * (kScorePitch / 8) + thread % 2;
     reinterpret_cast<uint4*>(target + Offsets::kScores)[unit] =
         reinterpret_cast<const uint4*>(scores)[unit];
   }
 }
 
-template <int kK>
+template <int kK, int kTerms>
 void LaunchChannelOperands(const ChannelOperandsParams& params, cudaStream_t stream) {
-  using Config = ChannelOperandsConfig<kK>;
+  using Config = ChannelOperandsConfig<kK, kTerms>;
   Launch({NumTiles(params.args, params.shape), Config::kThreads, Config::kSmemBytes,
           "decay attention operands, decays of channels"},
          stream, ChannelOperandsKernel<Config>, params);

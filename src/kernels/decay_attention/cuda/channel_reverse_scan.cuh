@@ -21,21 +21,22 @@
 
 namespace halflife::kernels::decay {
 
-template <int kK_, int kV_>
+template <int kK_, int kV_, int kTerms_>
 struct ChannelRevConfig {
-  static constexpr int kK = kK_, kV = kV_;
+  static constexpr int kK = kK_, kV = kV_, kTerms = kTerms_;
+  using T = typename Unsplit<kTerms>::Type;  // of v and dout
   static constexpr int kWarps = kK / 16, kThreads = 32 * kWarps;
   static constexpr int kMinBlocksPerSm = ReverseScanBlocksPerSm(kK);
-  static constexpr int kSmemBytes = ChannelReverseScanBytes(kK, kV);
+  static constexpr int kSmemBytes = ChannelReverseScanBytes(kK, kV, kTerms);
 };
 
 template <typename Config>
 struct ChannelRevShared {
-  unsigned char* operands;  // [kTileStages][OperandOffsets::kStage]
-  bf16 *v, *dout;           // [kTileStages][16, kV]
-  StagedTile* tiles;        // [kTileStages]
-  bf16* adjoint;            // R [kK, kV]
-  bf16* out;                // [kWarps][16, 16]
+  unsigned char* operands;       // [kTileStages][OperandOffsets::kStage]
+  typename Config::T *v, *dout;  // [kTileStages][16, kV]
+  StagedTile* tiles;             // [kTileStages]
+  bf16* adjoint;                 // R [kTerms][kK, kV]
+  bf16* out;                     // [kWarps][16, 16]
   BlockIndex* block_index;
 };
 template <typename Config>
@@ -43,11 +44,12 @@ HL_DEVICE ChannelRevShared<Config> CarveChannelRev(unsigned char* raw) {
   constexpr int kK = Config::kK, kV = Config::kV;
   SmemCarver carver(raw);
   ChannelRevShared<Config> smem;
-  smem.operands = carver.Take<unsigned char>(kTileStages * OperandOffsets<kK>::kStage);
-  smem.v = carver.Take<bf16>(kTileStages * kTile * kV);
-  smem.dout = carver.Take<bf16>(kTileStages * kTile * kV);
+  smem.operands =
+      carver.Take<unsigned char>(kTileStages * OperandOffsets<kK, Config::kTerms>::kStage);
+  smem.v = carver.Take<typename Config::T>(kTileStages * kTile * kV);
+  smem.dout = carver.Take<typename Config::T>(kTileStages * kTile * kV);
   smem.tiles = carver.Take<StagedTile>(kTileStages);
-  smem.adjoint = carver.Take<bf16>(kK * kV);
+  smem.adjoint = carver.Take<bf16>(Config::kTerms * kK * kV);
   smem.out = carver.Take<bf16>(Config::kWarps * kTile * 16);
   smem.block_index = carver.Take<BlockIndex>(1);
   return smem;
@@ -118,18 +120,18 @@ template <typename Config>
 HL_DEVICE void StageTile(const ChannelRevShared<Config>& smem, const ReverseScanParams& params,
                          const ChannelRevTensors& tensors, TileCursor& next, int stage) {
   constexpr int kK = Config::kK, kV = Config::kV, kThreads = Config::kThreads;
-  using Offsets = OperandOffsets<kK>;
+  using Offsets = OperandOffsets<kK, Config::kTerms>;
   const StagedTile staged = next.staged();
   if (threadIdx.x == 0) smem.tiles[stage] = staged;
   if (!staged.valid) return;
   const char* const source = static_cast<const char*>(params.operands) +
                              tensors.tiles.Index(staged.chunk, staged.row) * Offsets::kBytes;
-  unsigned char* const target = smem.operands + stage * OperandOffsets<kK>::kStage;
+  unsigned char* const target = smem.operands + stage * OperandOffsets<kK, Config::kTerms>::kStage;
   const int length = staged.tile.length;
   LoadTile<kV, kThreads, kTile>(smem.v + stage * kTile * kV,
                                 RowsAt(tensors.v, params.grads.forward.v, staged.tile), length);
   if (staged.sweeps) {
-    CopyUnits<kThreads, 0, OperandOffsets<kK>::kStage>(target, source);
+    CopyUnits<kThreads, 0, OperandOffsets<kK, Config::kTerms>::kStage>(target, source);
     LoadTile<kV, kThreads, kTile>(smem.dout + stage * kTile * kV,
                                   RowsAt(tensors.dout, params.grads.dout, staged.tile), length);
   } else {
@@ -153,31 +155,26 @@ HL_DEVICE void StoreProducts(float* target, const float (&acc)[2][4]) {
 }
 // Computes S dout and R v for the tile, and the sums of S R. `state`: the warp's fragments of S.
 template <typename Config>
-HL_DEVICE void StateProducts(float* products, const uint4 (&state)[Config::kV / 16],
-                             const float (&adjoint)[Config::kV / 8][4], const bf16* v,
-                             const bf16* dout) {
+HL_DEVICE void StateProducts(float* products,
+                             const Fragment<Config::kTerms> (&state)[Config::kV / 16],
+                             const float (&adjoint)[Config::kV / 8][4], const typename Config::T* v,
+                             const typename Config::T* dout) {
   constexpr int kV = Config::kV;
   using Offsets = ProductOffsets<Config::kK>;
   const int lane = FreshLaneId();
-  const int columns_v = ColumnsFirst<kV>(lane);
   float x[2][4], y[2][4];  // two chains of products, to hide latency
   Clear(x);
   Clear(y);
   float through[2] = {0, 0};
 #pragma unroll
   for (int j = 0; j < kV / 16; ++j) {
-    const uint32_t a[4] = {state[j].x, state[j].y, state[j].z, state[j].w};
-    uint32_t b[4], adjoint_a[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float(&d)[4] = adjoint[2 * j + i / 2];
-      through[i % 2] += UnpackLo(a[i]) * d[i % 2 * 2] + UnpackHi(a[i]) * d[i % 2 * 2 + 1];
-    }
-    LoadFragment<kV, false>(b, dout, columns_v, 0, 16 * j);
-    MmaPair(x[0], x[1], a, b);
-    PackFragment(adjoint_a, adjoint[2 * j], adjoint[2 * j + 1]);
-    LoadFragment<kV, false>(b, v, columns_v, 0, 16 * j);
-    MmaPair(y[0], y[1], adjoint_a, b);
+    Fragment<Config::kTerms> b, a;
+    AddStateProducts(through, state[j], adjoint, j);
+    LoadFragment<kV, false, /*kColumnsFirst=*/true>(b, dout, lane, 0, 16 * j);
+    MmaPair(x[0], x[1], state[j], b);
+    PackFragment(a, adjoint[2 * j], adjoint[2 * j + 1]);
+    LoadFragment<kV, false, /*kColumnsFirst=*/true>(b, v, lane, 0, 16 * j);
+    MmaPair(y[0], y[1], a, b);
   }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -190,9 +187,8 @@ HL_DEVICE void StateProducts(float* products, const uint4 (&state)[Config::kV / 
 
 // dv = scores^T dout + (c k Q) R, 16 columns per warp.
 template <typename Config>
-HL_DEVICE void GradValues(const ChannelRevShared<Config>& smem,
-                          const StagedOperands<Config::kK>& operands, const bf16* dout,
-                          const Rows& rows, int length) {
+HL_DEVICE void GradValues(const ChannelRevShared<Config>& smem, const StagedOperands& operands,
+                          const typename Config::T* dout, const Rows& rows, int length) {
   constexpr int kK = Config::kK, kV = Config::kV;
   const int lane = FreshLaneId();
   const int rows_k = RowsFirst<kK>(lane), rows_v = RowsFirst<kV>(lane);
@@ -203,18 +199,18 @@ HL_DEVICE void GradValues(const ChannelRevShared<Config>& smem,
     float acc[2][4], other[2][4];
     Clear(acc);
     Clear(other);
-    uint32_t a[4], b[4];
+    Fragment<Config::kTerms> a, b;
 #pragma unroll
     for (int c = 0; c < kK; c += 32) {
-      LoadFragment<kK, false>(a, k, rows_k, 0, c);
-      LoadFragment<kV, true>(b, smem.adjoint, rows_v, c, column);
+      LoadFragment<kK, false>(a, k, kTile * kK, rows_k, 0, c);
+      LoadFragment<kV, true>(b, smem.adjoint, kK * kV, rows_v, c, column);
       MmaPair(acc[0], acc[1], a, b);
-      LoadFragment<kK, false>(a, k, rows_k, 0, c + 16);
-      LoadFragment<kV, true>(b, smem.adjoint, rows_v, c + 16, column);
+      LoadFragment<kK, false>(a, k, kTile * kK, rows_k, 0, c + 16);
+      LoadFragment<kV, true>(b, smem.adjoint, kK * kV, rows_v, c + 16, column);
       MmaPair(other[0], other[1], a, b);
     }
     ScoresFragment<true>(a, operands.scores);
-    LoadFragment<kV, true>(b, dout, rows_v, 0, column);
+    LoadFragment<kV, true, /*kColumnsFirst=*/false>(b, dout, lane, 0, column);
     MmaPair(acc[0], acc[1], a, b);
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
@@ -240,7 +236,7 @@ HL_DEVICE void GradValues(const ChannelRevShared<Config>& smem,
 template <typename Config>
 struct ChannelReverseScan {
   static constexpr int kK = Config::kK, kV = Config::kV;
-  static constexpr int kSlot = kK * kV / 8;  // one state, in units of 16 bytes
+  static constexpr int kSlot = Config::kTerms * kK * kV / 8;  // a state, in units of 16 bytes
 
   const ReverseScanParams& params;
   const BlockIndex& block_index;
@@ -270,18 +266,17 @@ struct ChannelReverseScan {
 template <typename Config>
 HL_DEVICE void SweepTile(const ChannelReverseScan<Config>& scan, const StagedTile& at, int stage,
                          float (&adjoint)[Config::kV / 8][4]) {
-  constexpr int kK = Config::kK, kV = Config::kV;
+  constexpr int kK = Config::kK, kV = Config::kV, kTerms = Config::kTerms;
   const ChannelRevShared<Config>& smem = scan.smem;
-  const bf16* const v = smem.v + stage * kTile * kV;
-  const bf16* const dout = smem.dout + stage * kTile * kV;
-  const StagedOperands<kK> operands = OperandsOf<kK>(smem.operands, stage);
-  uint4 state[kV / 16];
-  const uint4* const slot = scan.StateSlot(at.slot);
+  const auto* const v = smem.v + stage * kTile * kV;
+  const auto* const dout = smem.dout + stage * kTile * kV;
+  const StagedOperands operands = OperandsOf<kK, kTerms>(smem.operands, stage);
+  Fragment<kTerms> state[kV / 16];
 #pragma unroll
-  for (int j = 0; j < kV / 16; ++j) state[j] = slot[32 * j + FreshLaneId()];
+  for (int j = 0; j < kV / 16; ++j) LoadFragmentOfState(state[j], scan.StateSlot(at.slot), j);
   CopyAdjoint<Config>(smem.adjoint, adjoint);
   StateProducts<Config>(scan.Products(at), state, adjoint, v, dout);
-  AdvanceState<kK, kV>(adjoint, operands.q, dout, operands.transition);
+  AdvanceState<kTerms, kK, kV>(adjoint, operands.q, dout, operands.transition);
   if ((at.tile.flags & kChunkResets) != 0) Clear(adjoint);
   __syncthreads();
   GradValues<Config>(smem, operands, dout, RowsAt(scan.tensors.dv, scan.params.dv, at.tile),
@@ -342,8 +337,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     if (at.sweeps) {
       SweepTile(scan, at, stage, adjoint);
     } else {
-      const StagedOperands<kK> operands = OperandsOf<kK>(smem.operands, stage);
-      AdvanceState<kK, kV>(state, operands.k, smem.v + stage * kTile * kV, operands.transition);
+      const StagedOperands operands = OperandsOf<kK, Config::kTerms>(smem.operands, stage);
+      AdvanceState<Config::kTerms, kK, kV>(state, operands.k, smem.v + stage * kTile * kV,
+                                           operands.transition);
     }
   });
   if (grads.dinitial_state != nullptr && block_index.starts)
@@ -353,9 +349,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
         scan.WarpRows());
 }
 
-template <int kK, int kV>
+template <int kK, int kV, int kTerms>
 void LaunchChannelReverseScan(const ReverseScanParams& params, cudaStream_t stream) {
-  using Config = ChannelRevConfig<kK, kV>;
+  using Config = ChannelRevConfig<kK, kV, kTerms>;
   Launch({NumBlocks(params.grads.forward, params.shape), Config::kThreads, Config::kSmemBytes,
           "decay attention reverse scan, decays of channels"},
          stream, ChannelReverseScanKernel<Config>, params);

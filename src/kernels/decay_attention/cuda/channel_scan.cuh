@@ -15,20 +15,22 @@
 
 namespace halflife::kernels::decay {
 
-template <int kK_, int kV_, bool kNormalised_>
+template <int kK_, int kV_, bool kNormalised_, int kTerms_ = 1>
 struct ChannelConfig {
-  static constexpr int kK = kK_, kV = kV_;
+  static constexpr int kK = kK_, kV = kV_, kTerms = kTerms_;
   static constexpr bool kNormalised = kNormalised_;
+  static_assert(kTerms == 1 || !kNormalised, "sums of keys are sums of bf16");
+  using T = typename Unsplit<kTerms>::Type;  // of v
   static constexpr int kWarps = kV / 16, kThreads = 32 * kWarps;
   static_assert(kThreads >= kK, "a channel has a thread");
   static constexpr int kMinBlocksPerSm = ChannelScanBlocksPerSm(kV);
-  static constexpr int kSmemBytes = ChannelScanBytes(kK, kV);
+  static constexpr int kSmemBytes = ChannelScanBytes(kK, kV, kTerms);
 };
 
 template <typename Config>
 struct ChannelShared {
   unsigned char* operands;  // [kTileStages][OperandOffsets::kStage]
-  bf16* v;                  // [kTileStages][16, kV]
+  typename Config::T* v;    // [kTileStages][16, kV]
   StagedTile* tiles;        // [kTileStages]
   bf16* out;                // [kWarps][16, 16]
   float* key_sums;          // [kK]: z before the tile
@@ -48,10 +50,10 @@ HL_DEVICE void StageTile(const ChannelShared<Config>& smem, const ChunkScanParam
   const StagedTile staged = next.staged();
   if (threadIdx.x == 0) smem.tiles[stage] = staged;
   if (!staged.valid) return;
-  CopyUnits<kThreads, 0, OperandOffsets<kK>::kStage>(
-      smem.operands + stage * OperandOffsets<kK>::kStage,
+  CopyUnits<kThreads, 0, OperandOffsets<kK, Config::kTerms>::kStage>(
+      smem.operands + stage * OperandOffsets<kK, Config::kTerms>::kStage,
       static_cast<const char*>(params.operands) +
-          from.tiles.Index(staged.chunk, staged.row) * OperandOffsets<kK>::kBytes);
+          from.tiles.Index(staged.chunk, staged.row) * OperandOffsets<kK, Config::kTerms>::kBytes);
   LoadTile<kV, kThreads, kTile>(smem.v + stage * kTile * kV,
                                 RowsAt(from.v, params.args.v, staged.tile), staged.tile.length);
   next.Advance();
@@ -92,8 +94,8 @@ HL_DEVICE void SumTileQueries(float* sums, const bf16* q, const float* key_sums)
 
 // out^T of the tile's tokens; `values`: their fragment of v^T. Two chains of products hide latency.
 template <typename Config>
-HL_DEVICE void TileOutput(float (&out)[2][4], uint32_t (&values)[4],
-                          const StagedOperands<Config::kK>& operands, const bf16* v,
+HL_DEVICE void TileOutput(float (&out)[2][4], Fragment<Config::kTerms>& values,
+                          const StagedOperands& operands, const typename Config::T* v,
                           const float (&state)[Config::kK / 8][4]) {
   constexpr int kK = Config::kK, kV = Config::kV;
   const int lane = FreshLaneId();
@@ -103,17 +105,17 @@ HL_DEVICE void TileOutput(float (&out)[2][4], uint32_t (&values)[4],
   Clear(other);
 #pragma unroll
   for (int j = 0; j < kK / 16; ++j) {
-    uint32_t a[4], b[4];
+    Fragment<Config::kTerms> a, b;
     PackFragment(a, state[2 * j], state[2 * j + 1]);
-    LoadFragment<kK, false>(b, operands.q, columns_k, 0, 16 * j);
+    LoadFragment<kK, false>(b, operands.q, kTile * kK, columns_k, 0, 16 * j);
     if (j % 2 == 0) {
       MmaPair(out[0], out[1], a, b);
     } else {
       MmaPair(other[0], other[1], a, b);
     }
   }
-  uint32_t b[4];
-  LoadFragment<kV, true>(values, v, ColumnsFirst<kV>(lane), 0, WarpId() * 16);
+  Fragment<Config::kTerms> b;
+  LoadFragment<kV, true, /*kColumnsFirst=*/true>(values, v, lane, 0, WarpId() * 16);
   ScoresFragment<false>(b, operands.scores);
   MmaPair(out[0], out[1], values, b);
 #pragma unroll
@@ -172,16 +174,16 @@ HL_DEVICE void StoreTile(const float (&out)[2][4], bf16* stage, const Rows& targ
 
 // Advances the state by the tile.
 template <typename Config>
-HL_DEVICE void TileState(float (&state)[Config::kK / 8][4], const uint32_t (&values)[4],
+HL_DEVICE void TileState(float (&state)[Config::kK / 8][4], const Fragment<Config::kTerms>& values,
                          const bf16* k, const float* transition) {
   constexpr int kK = Config::kK;
   const int rows_k = RowsFirst<kK>(FreshLaneId());
   ScaleAccumulatorColumns(state, transition);
 #pragma unroll
   for (int n = 0; n < kK / 16; ++n) {
-    uint32_t b[4];
-    LoadFragment<kK, true>(b, k, rows_k, 0, 16 * n);
-    MmaPair(state[2 * n], state[2 * n + 1], values, b);
+    Fragment<Config::kTerms> b;
+    LoadFragment<kK, true>(b, k, kTile * kK, rows_k, 0, 16 * n);
+    AddToState(state[2 * n], state[2 * n + 1], values, b);
   }
 }
 
@@ -190,8 +192,9 @@ HL_DEVICE ChannelShared<Config> CarveChannelScan(unsigned char* raw) {
   constexpr int kK = Config::kK, kV = Config::kV;
   SmemCarver carver(raw);
   ChannelShared<Config> smem = {};
-  smem.operands = carver.Take<unsigned char>(kTileStages * OperandOffsets<kK>::kStage);
-  smem.v = carver.Take<bf16>(kTileStages * kTile * kV);
+  smem.operands =
+      carver.Take<unsigned char>(kTileStages * OperandOffsets<kK, Config::kTerms>::kStage);
+  smem.v = carver.Take<typename Config::T>(kTileStages * kTile * kV);
   smem.tiles = carver.Take<StagedTile>(kTileStages);
   smem.out = carver.Take<bf16>(kTile * kV);
   smem.key_sums = carver.Take<float>(kK);
@@ -238,14 +241,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
       if (Config::kNormalised && thread < kK)
         SaveKeySum(params, block_index, channels, at.chunk, thread, key_sum);
     }
-    const StagedOperands<kK> operands = OperandsOf<kK>(smem.operands, stage);
+    const StagedOperands operands = OperandsOf<kK, Config::kTerms>(smem.operands, stage);
     if constexpr (Config::kNormalised) {
       AdvanceKeySum<Config>(smem.key_sums, key_sum, operands.k, operands.transition);
       __syncthreads();
       SumTileQueries<Config>(smem.query_sums, operands.q, smem.key_sums);
     }
     float out[2][4];
-    uint32_t values[4];
+    Fragment<Config::kTerms> values;
     TileOutput<Config>(out, values, operands, smem.v + stage * kTile * kV, state);
     if constexpr (Config::kNormalised) {
       __syncthreads();
@@ -266,13 +269,15 @@ void LaunchChannelScanAs(const ChunkScanParams& params, cudaStream_t stream) {
           "decay attention scan, decays of channels"},
          stream, ChannelScanKernel<Config>, params);
 }
-template <int kK, int kV>
+template <int kK, int kV, int kTerms>
 void LaunchChannelScan(const ChunkScanParams& params, cudaStream_t stream) {
-  if (params.key_sums.wanted) {
-    LaunchChannelScanAs<ChannelConfig<kK, kV, true>>(params, stream);
-  } else {
-    LaunchChannelScanAs<ChannelConfig<kK, kV, false>>(params, stream);
+  if constexpr (kTerms == 1) {
+    if (params.key_sums.wanted) {
+      LaunchChannelScanAs<ChannelConfig<kK, kV, true>>(params, stream);
+      return;
+    }
   }
+  LaunchChannelScanAs<ChannelConfig<kK, kV, false, kTerms>>(params, stream);
 }
 
 }  // namespace halflife::kernels::decay

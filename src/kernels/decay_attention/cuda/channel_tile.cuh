@@ -69,8 +69,8 @@ HL_DEVICE OneTile OneTileOf(const DecayAttentionArgs& args, const SegmentShape& 
 // Calls visit(r, s, sum over channels of q_r k_s decay_{s+1} .. decay_r) once per pair of the tile;
 // the sum is 0 if s > r. q, k: tiles [16, kK], decays [16, kK]. A thread handles one key and its
 // group's part of the channels, in pairs. It decays the key step by step from s to r.
-template <int kK, int kThreads, typename Visit>
-HL_DEVICE void PairScores(const bf16* q, const bf16* k, const float* decays, const Visit& visit) {
+template <int kK, int kThreads, typename T, typename Visit>
+HL_DEVICE void PairScores(const T* q, const T* k, const float* decays, const Visit& visit) {
   constexpr int kGroups = kThreads / kTile;  // threads per key
   static_assert(kGroups == 8 || kGroups == 16, "sums go over lanes of one warp");
   constexpr int kParts = kTile / kGroups;
@@ -83,8 +83,8 @@ HL_DEVICE void PairScores(const bf16* q, const bf16* k, const float* decays, con
   for (int r = 0; r < kTile; ++r) sums[r / kGroups][r % kGroups] = 0;
 #pragma unroll 1
   for (int c = 2 * group; c < kK; c += 2 * kGroups) {
-    const uint32_t keys = *reinterpret_cast<const uint32_t*>(k + TileOffset<kK>(s, c));
-    float key0 = UnpackLo(keys), key1 = UnpackHi(keys);
+    const float2 keys = LoadPair(k + TileOffset<kK>(s, c));
+    float key0 = keys.x, key1 = keys.y;
 #pragma unroll
     for (int r = 0; r < kTile; ++r) {
       if (r < first) continue;
@@ -94,9 +94,9 @@ HL_DEVICE void PairScores(const bf16* q, const bf16* k, const float* decays, con
         key1 *= decay.y;
       }
       if (r >= s) {
-        const uint32_t query = *reinterpret_cast<const uint32_t*>(q + TileOffset<kK>(r, c));
+        const float2 query = LoadPair(q + TileOffset<kK>(r, c));
         float& sum = sums[r / kGroups][r % kGroups];
-        sum = fmaf(UnpackHi(query), key1, fmaf(UnpackLo(query), key0, sum));
+        sum = fmaf(query.y, key1, fmaf(query.x, key0, sum));
       }
     }
   }
@@ -158,9 +158,9 @@ HL_DEVICE void LoadLogDecays(float* target, const DecayAttentionArgs& args, cons
 }
 
 // Loads q, k and the log decays of the block's channels.
-template <int kK, int kThreads>
-HL_DEVICE void LoadKeysAndQueries(bf16* q, bf16* k, float* log_decay,
-                                  const DecayAttentionArgs& args, const OneTile& one) {
+template <int kK, int kThreads, typename T>
+HL_DEVICE void LoadKeysAndQueries(T* q, T* k, float* log_decay, const DecayAttentionArgs& args,
+                                  const OneTile& one) {
   const int first = one.block_index.key_slice * kK;
   const int q_head = SharedHead(one.block_index.head, args.num_q_heads, args.num_heads);
   const int k_head = SharedHead(one.block_index.head, args.num_k_heads, args.num_heads);
@@ -187,26 +187,26 @@ constexpr int kScorePitch = kTile + 8;
 
 // Byte offsets of the operands, as channel_operands.cuh stores them, and in a stage of shared
 // memory.
-template <int kK>
+template <int kK, int kTerms = 1>
 struct OperandOffsets {
-  static constexpr int kRows = kTile * kK * static_cast<int>(sizeof(bf16));
-  static constexpr int kQ = 0;               // scale q P [16, kK] bf16, as a tile
+  static constexpr int kRows = kTerms * kTile * kK * static_cast<int>(sizeof(bf16));
+  static constexpr int kQ = 0;               // scale q P [kTerms][16, kK] bf16, as a tile
   static constexpr int kKeys = kRows;        // c k Q, in the same form
-  static constexpr int kScores = 2 * kRows;  // [16, kScorePitch] bf16
-  static constexpr int kTransition = kScores + kTile * kScorePitch * 2;  // G [kK] fp32
+  static constexpr int kScores = 2 * kRows;  // [kTerms][16, kScorePitch] bf16
+  static constexpr int kTransition = kScores + kTerms * kTile * kScorePitch * 2;  // G [kK] fp32
   static constexpr int kLog2Transition = kTransition + kK * 4;  // log2 of G [kK]; only for states
   static constexpr int kStage = kLog2Transition;                // bytes that a stage holds
   static constexpr int kBytes = kLog2Transition + kK * 4;
-  static_assert(kBytes == ChannelOperandBytes(kK) && kStage == ChannelStageBytes(kK));
+  static_assert(kBytes == ChannelOperandBytes(kK, kTerms) &&
+                kStage == ChannelStageBytes(kK, kTerms));
 };
-template <int kK>
 struct StagedOperands {
   bf16 *q, *k, *scores;
   float* transition;
 };
-template <int kK>
-HL_DEVICE StagedOperands<kK> OperandsOf(unsigned char* stages, int stage) {
-  using Offsets = OperandOffsets<kK>;
+template <int kK, int kTerms>
+HL_DEVICE StagedOperands OperandsOf(unsigned char* stages, int stage) {
+  using Offsets = OperandOffsets<kK, kTerms>;
   unsigned char* const bytes = stages + stage * Offsets::kStage;
   return {reinterpret_cast<bf16*>(bytes + Offsets::kQ),
           reinterpret_cast<bf16*>(bytes + Offsets::kKeys),
@@ -239,11 +239,14 @@ HL_DEVICE void CopyUnits(unsigned char* target, const char* source) {
 }
 
 // Loads scores as a B fragment of [n, k], or (kTrans) as an A fragment of scores^T.
-template <bool kTrans>
-HL_DEVICE void ScoresFragment(uint32_t (&r)[4], const bf16* scores) {
+template <bool kTrans, int kTerms>
+HL_DEVICE void ScoresFragment(Fragment<kTerms>& x, const bf16* scores) {
   const int lane = FreshLaneId();
-  LdMatrixX4<kTrans>(r,
-                     scores + (lane % 8 + (lane >> 4 & 1) * 8) * kScorePitch + (lane >> 3 & 1) * 8);
+#pragma unroll
+  for (int i = 0; i < kTerms; ++i)
+    LdMatrixX4<kTrans>(x.terms[i], scores + i * kTile * kScorePitch +
+                                       (lane % 8 + (lane >> 4 & 1) * 8) * kScorePitch +
+                                       (lane >> 3 & 1) * 8);
 }
 
 // ---- tiles in sequence ----
@@ -341,26 +344,39 @@ HL_DEVICE void VisitStaged(const StagedTile* tiles, const StageNext& stage_next,
   }
 }
 
-// acc += x^T y over 16 tokens: x [16, kK], y [16, kV], acc [16 channels of the warp, kV].
-template <int kK, int kV>
-HL_DEVICE void AddToState(float (&acc)[kV / 8][4], const bf16* x, const bf16* y) {
-  const int lane = FreshLaneId();
-  const int rows_v = RowsFirst<kV>(lane);
-  uint32_t a[4];
-  LoadFragment<kK, true>(a, x, ColumnsFirst<kK>(lane), 0, WarpId() * 16);
+// Adds the product a b to a state. With two terms, the product starts from zero: tensor cores
+// truncate what they add to, and a state is a sum over all tiles.
+template <int kTerms>
+HL_DEVICE void AddToState(float (&d0)[4], float (&d1)[4], const Fragment<kTerms>& a,
+                          const Fragment<kTerms>& b) {
+  if constexpr (kTerms == 1) {
+    MmaPair(d0, d1, a, b);
+  } else {
+    float sum[2][4];
+    Clear(sum);
+    MmaPair(sum[0], sum[1], a, b);
 #pragma unroll
-  for (int n = 0; n < kV / 16; ++n) {
-    uint32_t b[4];
-    LoadFragment<kV, true>(b, y, rows_v, 0, 16 * n);
-    MmaPair(acc[2 * n], acc[2 * n + 1], a, b);
+    for (int i = 0; i < 4; ++i) {
+      d0[i] += sum[0][i];
+      d1[i] += sum[1][i];
+    }
   }
 }
-// acc = G acc + x^T y over the tile's tokens.
-template <int kK, int kV>
-HL_DEVICE void AdvanceState(float (&acc)[kV / 8][4], const bf16* x, const bf16* y,
-                            const float* transition) {
+// acc = G acc + x^T y over the tile's tokens: x [kTerms][16, kK], y [16, kV], acc [16 channels of
+// the warp, kV].
+template <int kTerms, int kK, int kV>
+HL_DEVICE void AdvanceState(float (&acc)[kV / 8][4], const bf16* x,
+                            const typename Unsplit<kTerms>::Type* y, const float* transition) {
   ScaleAccumulatorRows(acc, transition + WarpId() * 16);
-  AddToState<kK, kV>(acc, x, y);
+  const int lane = FreshLaneId();
+  Fragment<kTerms> a;
+  LoadFragment<kK, true>(a, x, kTile * kK, ColumnsFirst<kK>(lane), 0, WarpId() * 16);
+#pragma unroll
+  for (int n = 0; n < kV / 16; ++n) {
+    Fragment<kTerms> b;
+    LoadFragment<kV, true, /*kColumnsFirst=*/false>(b, y, lane, 0, 16 * n);
+    AddToState(acc[2 * n], acc[2 * n + 1], a, b);
+  }
 }
 
 }  // namespace halflife::kernels::decay

@@ -16,20 +16,22 @@
 
 namespace halflife::kernels::decay {
 
-template <int kK_, int kV_, bool kNormalised_>
+template <int kK_, int kV_, bool kNormalised_, int kTerms_ = 1>
 struct ChunkScanConfig {
-  static constexpr int kK = kK_, kV = kV_;
+  static constexpr int kK = kK_, kV = kV_, kTerms = kTerms_;
   static constexpr bool kNormalised = kNormalised_;
+  static constexpr int kStages = kTerms == 1 ? 2 : 1;  // 1: loads do not overlap
+  static_assert(kTerms == 1 || !kNormalised, "sums of keys are sums of bf16");
   static constexpr int kWarps = kV / 16, kThreads = 32 * kWarps;
   // Registers allow no more blocks: the state takes kK / 2 per thread.
-  static constexpr int kMinBlocksPerSm = ScanBlocksPerSm(kK, kV);
-  static constexpr int kSmemBytes = ChunkScanBytes(kK, kV);
+  static constexpr int kMinBlocksPerSm = ScanBlocksPerSm(kK, kV, kTerms);
+  static constexpr int kSmemBytes = ChunkScanBytes(kK, kV, kTerms);
 };
 
 template <typename Config>
 struct ChunkScanShared {
-  bf16 *q, *k, *v;      // [2][64, kK | kV]
-  bf16* scores;         // [64, 64]
+  bf16 *q, *k, *v;      // [kStages][kTerms][64, kK | kV]
+  bf16* scores;         // [kTerms][64, 64]
   bf16* out;            // [kWarps][kOutTokens, 16]; with per-channel decays [kWarps][16, 16]
   DecayTables* tables;  // [2]
 };
@@ -38,18 +40,19 @@ template <typename Config>
 HL_DEVICE void LoadChunk(const ChunkScanShared<Config>& smem, const DecayAttentionArgs& args,
                          const ChunkEntry& chunk, const BlockIndex& block_index, int stage) {
   constexpr int kK = Config::kK, kV = Config::kV, kThreads = Config::kThreads;
+  constexpr int kTerms = Config::kTerms, kRows = kTerms * kChunk;
   const int q_head = SharedHead(block_index.head, args.num_q_heads, args.num_heads);
   const int k_head = SharedHead(block_index.head, args.num_k_heads, args.num_heads);
   const int v_head = SharedHead(block_index.head, args.num_v_heads, args.num_heads);
-  LoadTile<kK, kThreads>(smem.q + stage * kChunk * kK,
-                         RowsOf(args.q, chunk, q_head, block_index.key_slice * kK, args.head_dim_k),
-                         chunk.length);
-  LoadTile<kK, kThreads>(smem.k + stage * kChunk * kK,
-                         RowsOf(args.k, chunk, k_head, block_index.key_slice * kK, args.head_dim_k),
-                         chunk.length);
-  LoadTile<kV, kThreads>(smem.v + stage * kChunk * kV,
-                         RowsOf(args.v, chunk, v_head, block_index.slice * kV, args.head_dim_v),
-                         chunk.length);
+  LoadTerms<kTerms, kK, kThreads>(
+      smem.q + stage * kRows * kK,
+      RowsOf(args.q, chunk, q_head, block_index.key_slice * kK, args.head_dim_k), chunk.length);
+  LoadTerms<kTerms, kK, kThreads>(
+      smem.k + stage * kRows * kK,
+      RowsOf(args.k, chunk, k_head, block_index.key_slice * kK, args.head_dim_k), chunk.length);
+  LoadTerms<kTerms, kV, kThreads>(
+      smem.v + stage * kRows * kV,
+      RowsOf(args.v, chunk, v_head, block_index.slice * kV, args.head_dim_v), chunk.length);
 }
 
 // scores_rs = scale c_s w_rs q_r k_s for s <= r and 0 otherwise, in one tile of 16 x 16. If
@@ -65,9 +68,9 @@ HL_DEVICE void ScoreTile(bf16* scores, [[maybe_unused]] float (&sums)[2], const 
   Clear(acc);
 #pragma unroll 4
   for (int c = 0; c < kK; c += 16) {
-    uint32_t a[4], b[4];
-    LoadFragment<kK, false>(a, q, rows_k, 16 * row_tile, c);
-    LoadFragment<kK, false>(b, k, columns_k, 16 * column_tile, c);
+    Fragment<Config::kTerms> a, b;
+    LoadFragment<kK, false>(a, q, kChunk * kK, rows_k, 16 * row_tile, c);
+    LoadFragment<kK, false>(b, k, kChunk * kK, columns_k, 16 * column_tile, c);
     MmaPair(acc[0], acc[1], a, b);
   }
 #pragma unroll
@@ -80,9 +83,11 @@ HL_DEVICE void ScoreTile(bf16* scores, [[maybe_unused]] float (&sums)[2], const 
       const float2 weights = PairWeights(tables, r, s);
       const float x = s <= r ? acc[n][2 * half] * (weights.x * c0) : 0.0f;
       const float y = s + 1 <= r ? acc[n][2 * half + 1] * (weights.y * c1) : 0.0f;
-      const uint32_t pair = PackBf16(x, y);
-      *reinterpret_cast<uint32_t*>(scores + TileOffset<kChunk>(r, s)) = pair;
-      if constexpr (Config::kNormalised) sums[half] += UnpackLo(pair) + UnpackHi(pair);
+      StorePair<Config::kTerms>(scores + TileOffset<kChunk>(r, s), kChunk * kChunk, x, y);
+      if constexpr (Config::kNormalised) {
+        const uint32_t pair = PackBf16(x, y);
+        sums[half] += UnpackLo(pair) + UnpackHi(pair);
+      }
     }
   }
 }
@@ -117,12 +122,12 @@ HL_DEVICE void InterOutput(float (&out)[kChunk / 8][4], const float (&state)[Con
   Clear(out);
 #pragma unroll
   for (int j = 0; j < Config::kK / 16; ++j) {
-    uint32_t a[4];
+    Fragment<Config::kTerms> a;
     PackFragment(a, state[2 * j], state[2 * j + 1]);
 #pragma unroll
     for (int n = 0; n < kChunk / 16; ++n) {
-      uint32_t b[4];
-      LoadFragment<Config::kK, false>(b, q, columns_k, 16 * n, 16 * j);
+      Fragment<Config::kTerms> b;
+      LoadFragment<Config::kK, false>(b, q, kChunk * Config::kK, columns_k, 16 * n, 16 * j);
       MmaPair(out[2 * n], out[2 * n + 1], a, b);
     }
   }
@@ -137,12 +142,12 @@ HL_DEVICE void IntraOutput(float (&out)[kChunk / 8][4], const bf16* v, const bf1
   const int columns_chunk = ColumnsFirst<kChunk>(lane);
 #pragma unroll
   for (int j = 0; j < kChunk / 16; ++j) {
-    uint32_t a[4];
-    LoadFragment<Config::kV, true>(a, v, columns_v, 16 * j, WarpId() * 16);
+    Fragment<Config::kTerms> a;
+    LoadFragment<Config::kV, true>(a, v, kChunk * Config::kV, columns_v, 16 * j, WarpId() * 16);
 #pragma unroll
     for (int n = j; n < kChunk / 16; ++n) {
-      uint32_t b[4];
-      LoadFragment<kChunk, false>(b, scores, columns_chunk, 16 * n, 16 * j);
+      Fragment<Config::kTerms> b;
+      LoadFragment<kChunk, false>(b, scores, kChunk * kChunk, columns_chunk, 16 * n, 16 * j);
       MmaPair(out[2 * n], out[2 * n + 1], a, b);
     }
   }
@@ -219,19 +224,21 @@ HL_DEVICE void SaveCheckpoint(const float (&state)[Config::kK / 8][4], bf16* sta
     SaveTerm<Config, true, kRows>(state, stage, checkpoint + CheckpointElements(args, every), rows);
 }
 
-// Two barriers per chunk: (1) at its start: its tiles and tables are complete, and the other stage,
-// its tables and the scores are free; (2) between the scores and their readers.
+// Barriers per chunk: (1) at its start: its tiles and tables are complete, and the other stage, its
+// tables and the scores are free; (2) between the scores and their readers; (3) with one stage, at
+// its end: the stage is free.
 template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     ChunkScanKernel(const ChunkScanParams params) {
-  constexpr int kK = Config::kK, kV = Config::kV;
+  constexpr int kK = Config::kK, kV = Config::kV, kTerms = Config::kTerms;
+  constexpr int kStages = Config::kStages, kRows = kTerms * kChunk;
   HL_DYNAMIC_SMEM(raw);
   SmemCarver carver(raw);
   ChunkScanShared<Config> smem;
-  smem.q = carver.Take<bf16>(2 * kChunk * kK);
-  smem.k = carver.Take<bf16>(2 * kChunk * kK);
-  smem.v = carver.Take<bf16>(2 * kChunk * kV);
-  smem.scores = carver.Take<bf16>(kChunk * kChunk);
+  smem.q = carver.Take<bf16>(kStages * kRows * kK);
+  smem.k = carver.Take<bf16>(kStages * kRows * kK);
+  smem.v = carver.Take<bf16>(kStages * kRows * kV);
+  smem.scores = carver.Take<bf16>(kRows * kChunk);
   smem.out = carver.Take<bf16>(kOutTokens * kV);
   smem.tables = carver.Take<DecayTables>(2);
   KeySumsShared<Config> key_sums;
@@ -250,27 +257,29 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   LoadFirstState(state, params, block_index, rows);
   if (Config::kNormalised && thread < kK)
     key_sums.state[thread] = FirstKeySum(params.key_sums, args, block_index, channels, thread);
-  if (block_index.begin < block_index.end) {
-    const ChunkEntry chunk = args.chunks[block_index.begin];
-    LoadChunk(smem, args, chunk, block_index, 0);
+  // Loads a chunk, if it exists, into its stage: one of two, or the only one. A load of two terms
+  // is long, so it has one place in the code.
+  const auto load = [&](int index) {
+    if (index >= block_index.end) return;
+    const int stage = kStages == 2 ? (index - block_index.begin) % 2 : 0;
+    LoadChunk(smem, args, args.chunks[index], block_index, stage);
     CpAsyncCommit();
-    if (WarpId() == IdleWarp<Config>())
-      FillDecayTables(smem.tables[0], args, chunk, block_index.head);
-  }
+  };
+  if (kStages == 2) load(block_index.begin);
+  if (WarpId() == IdleWarp<Config>() && block_index.begin < block_index.end)
+    FillDecayTables(smem.tables[0], args, args.chunks[block_index.begin], block_index.head);
 #pragma unroll 1
   for (int index = block_index.begin; index < block_index.end; ++index) {
-    const int stage = (index - block_index.begin) % 2;
+    const int table = (index - block_index.begin) % 2, stage = kStages == 2 ? table : 0;
     const ChunkEntry chunk = args.chunks[index];
-    const bf16* const q = smem.q + stage * kChunk * kK;
-    const bf16* const k = smem.k + stage * kChunk * kK;
-    const bf16* const v = smem.v + stage * kChunk * kV;
-    const DecayTables& tables = smem.tables[stage];
+    const bf16* const q = smem.q + stage * kRows * kK;
+    const bf16* const k = smem.k + stage * kRows * kK;
+    const bf16* const v = smem.v + stage * kRows * kV;
+    const DecayTables& tables = smem.tables[table];
+    if (kStages == 1) load(index);
     CpAsyncWait<0>();
     __syncthreads();
-    if (index + 1 < block_index.end) {
-      LoadChunk(smem, args, args.chunks[index + 1], block_index, 1 - stage);
-      CpAsyncCommit();
-    }
+    if (kStages == 2) load(index + 1);
     const bool resets = (chunk.flags & kChunkResets) != 0;
     if (resets) Clear(state);
     SaveCheckpoint<Config, kOutTokens>(state, stage_out, params, block_index, index, rows);
@@ -281,7 +290,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
       SumQueries(key_sums, q, tables, resets);
     }
     if (WarpId() == IdleWarp<Config>() && index + 1 < block_index.end)
-      FillDecayTables(smem.tables[1 - stage], args, args.chunks[index + 1], block_index.head);
+      FillDecayTables(smem.tables[1 - table], args, args.chunks[index + 1], block_index.head);
     IntraTile<Config>(smem.scores, key_sums.parts, q, k, tables, args.scale);
     __syncthreads();
     float out[kChunk / 8][4];
@@ -292,8 +301,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
                                chunk, block_index.head, block_index.slice * kV, args.head_dim_v);
     StoreTokens<kOutTokens>(out, stage_out, target, chunk.length, WarpId() * 16);
     Scale(state, tables.transition);
-    AccumulateOuter<kV, kK>(state, v, k, tables.outgoing_scaled);
+    AccumulateOuter<kTerms, kV, kK>(state, v, k, tables.outgoing_scaled);
     if constexpr (Config::kNormalised) AdvanceKeySums(key_sums, k, tables, resets);
+    if (kStages == 1) __syncthreads();
   }
   StoreFinalState(state, params, block_index, rows);
   if constexpr (Config::kNormalised) {
@@ -310,13 +320,15 @@ void LaunchChunkScanAs(const ChunkScanParams& params, cudaStream_t stream) {
           "decay attention scan"},
          stream, ChunkScanKernel<Config>, params);
 }
-template <int kK, int kV>
+template <int kK, int kV, int kTerms>
 void LaunchChunkScan(const ChunkScanParams& params, cudaStream_t stream) {
-  if (params.key_sums.wanted) {
-    LaunchChunkScanAs<ChunkScanConfig<kK, kV, true>>(params, stream);
-  } else {
-    LaunchChunkScanAs<ChunkScanConfig<kK, kV, false>>(params, stream);
+  if constexpr (kTerms == 1) {
+    if (params.key_sums.wanted) {
+      LaunchChunkScanAs<ChunkScanConfig<kK, kV, true>>(params, stream);
+      return;
+    }
   }
+  LaunchChunkScanAs<ChunkScanConfig<kK, kV, false, kTerms>>(params, stream);
 }
 
 }  // namespace halflife::kernels::decay

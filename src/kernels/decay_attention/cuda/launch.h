@@ -241,16 +241,17 @@ void LaunchSimtNormGradient(const DecayAttentionGradArgs& grads, float* dnorm, c
 template <typename T>
 void LaunchStep(const DecayAttentionStepArgs& args, cudaStream_t stream);
 
-// The template arguments are the part of K and V that one block owns. K and V are padded with zeros
-// to slices of this size when tiles are loaded.
-template <int kK, int kV>
+// The template arguments are the part of K and V that one block owns, and the number of bf16 terms
+// of an operand (tiles.cuh): 1 for bf16 operands, 2 for fp32 operands, which have no normaliser. K
+// and V are padded with zeros to slices of this size when tiles are loaded.
+template <int kK, int kV, int kTerms = 1>
 void LaunchChunkScan(const ChunkScanParams& params, cudaStream_t stream);
 // On sm_90 only. Requires route.h's CanUseWgmma.
 template <int kK, int kV>
 void LaunchWarpgroupScan(const ChunkScanParams& params, cudaStream_t stream);
-template <int kK, int kV>
+template <int kK, int kV, int kTerms = 1>
 void LaunchChannelScan(const ChunkScanParams& params, cudaStream_t stream);
-template <int kK>
+template <int kK, int kTerms = 1>
 void LaunchChannelOperands(const ChannelOperandsParams& params, cudaStream_t stream);
 // Per-channel decays in chunks of 64 tokens: the operands (channel_chunks.h); the scan, which runs
 // on sm_90 only and requires route.h's CanUseWgmma; and the gradients, from the states of chunks.
@@ -260,9 +261,9 @@ template <int kK, int kV>
 void LaunchChannelWarpgroupScan(const ChunkScanParams& params, cudaStream_t stream);
 template <int kK>
 void LaunchChannelChunkGradients(const ReverseScanParams& params, cudaStream_t stream);
-template <int kK>
+template <int kK, int kTerms = 1>
 void LaunchChannelGradients(const ChannelGradientsParams& params, cudaStream_t stream);
-template <int kK, int kV>
+template <int kK, int kV, int kTerms = 1>
 void LaunchReverseScan(const ReverseScanParams& params, int shared_limit, cudaStream_t stream);
 // States by warpgroups, on sm_90 only: of each segment, or before and after each chunk. Both
 // require the factors or, with per-channel decays, the operands of chunks. Requires route.h's
@@ -274,11 +275,11 @@ void LaunchSegmentStates(const StateScanParams& params, cudaStream_t stream);
 void LaunchChunkStates(const ReverseScanParams& params, cudaStream_t stream);
 template <int kK, int kV>
 void LaunchWarpgroupGradients(const ReverseScanParams& params, cudaStream_t stream);
-template <int kK, int kV>
+template <int kK, int kV, int kTerms = 1>
 void LaunchChannelReverseScan(const ReverseScanParams& params, cudaStream_t stream);
-template <int kK, int kV>
+template <int kK, int kV, int kTerms = 1>
 void LaunchStateScan(const StateScanParams& params, cudaStream_t stream);
-template <int kK, int kV>
+template <int kK, int kV, int kTerms = 1>
 void LaunchChannelStateScan(const StateScanParams& params, cudaStream_t stream);
 
 }  // namespace halflife::kernels::decay

@@ -83,30 +83,59 @@ HL_DEVICE void LoadCheckpoint(float (&state)[Config::kV / 8][4], const ReverseSc
                                   args.chunks[index], block_index, rows);
 }
 
-// Stores the state as A fragments, which the same thread reads again.
+// Stores the state as A fragments, which the same thread reads again; LoadFragmentOfState reads
+// fragment j.
 template <typename Config>
 HL_DEVICE void KeepState(uint4* slot, const float (&state)[Config::kV / 8][4]) {
   const int lane = FreshLaneId();
 #pragma unroll
   for (int j = 0; j < Config::kV / 16; ++j) {
-    uint32_t a[4];
+    Fragment<Config::kTerms> a;
     PackFragment(a, state[2 * j], state[2 * j + 1]);
-    slot[32 * j + lane] = make_uint4(a[0], a[1], a[2], a[3]);
+#pragma unroll
+    for (int i = 0; i < Config::kTerms; ++i)
+      slot[32 * (Config::kTerms * j + i) + lane] =
+          make_uint4(a.terms[i][0], a.terms[i][1], a.terms[i][2], a.terms[i][3]);
+  }
+}
+template <int kTerms>
+HL_DEVICE void LoadFragmentOfState(Fragment<kTerms>& a, const uint4* slot, int j) {
+  const int lane = FreshLaneId();
+#pragma unroll
+  for (int i = 0; i < kTerms; ++i) {
+    const uint4 packed = slot[32 * (kTerms * j + i) + lane];
+    a.terms[i][0] = packed.x;
+    a.terms[i][1] = packed.y;
+    a.terms[i][2] = packed.z;
+    a.terms[i][3] = packed.w;
   }
 }
 
-// Stores R in bf16 in shared memory, so that every warp can read all of it.
+// Stores R as terms of bf16 in shared memory, so that every warp can read all of it.
 template <typename Config>
 HL_DEVICE void CopyAdjoint(bf16* copy, const float (&adjoint)[Config::kV / 8][4]) {
+  constexpr int kTerms = Config::kTerms, kDistance = Config::kK * Config::kV;
   const int lane = FreshLaneId();
   const int row = WarpId() * 16 + lane / 4;
 #pragma unroll
   for (int n = 0; n < Config::kV / 8; ++n) {
     const int column = 8 * n + lane % 4 * 2;
-    *reinterpret_cast<uint32_t*>(copy + TileOffset<Config::kV>(row, column)) =
-        PackBf16(adjoint[n][0], adjoint[n][1]);
-    *reinterpret_cast<uint32_t*>(copy + TileOffset<Config::kV>(row + 8, column)) =
-        PackBf16(adjoint[n][2], adjoint[n][3]);
+    StorePair<kTerms>(copy + TileOffset<Config::kV>(row, column), kDistance, adjoint[n][0],
+                      adjoint[n][1]);
+    StorePair<kTerms>(copy + TileOffset<Config::kV>(row + 8, column), kDistance, adjoint[n][2],
+                      adjoint[n][3]);
+  }
+}
+// Adds the lane's share of sum(S R), given fragment j of S: to one sum, or to two sums, of rows g
+// and of rows g + 8.
+template <int kSums, int kTerms, int kTiles>
+HL_DEVICE void AddStateProducts(float (&sums)[kSums], const Fragment<kTerms>& state,
+                                const float (&adjoint)[kTiles][4], int j) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float(&d)[4] = adjoint[2 * j + i / 2];
+    const float2 pair = FragmentPair(state, i);
+    sums[i % kSums] += pair.x * d[i % 2 * 2] + pair.y * d[i % 2 * 2 + 1];
   }
 }
 

@@ -40,19 +40,19 @@ struct GradSums {
 };
 static_assert(sizeof(GradSums<8>) == GradSumsBytes(8));
 
-template <int kK_, int kV_, int kStages_>
+template <int kK_, int kV_, int kStages_, int kTerms_>
 struct ReverseScanConfig {
-  static constexpr int kK = kK_, kV = kV_, kStages = kStages_;
+  static constexpr int kK = kK_, kV = kV_, kStages = kStages_, kTerms = kTerms_;
   static constexpr int kWarps = kK / 16, kThreads = 32 * kWarps;
   static constexpr int kMinBlocksPerSm = ReverseScanBlocksPerSm(kK);
-  static constexpr int kSmemBytes = ReverseScanBytes(kK, kV, kStages);
+  static constexpr int kSmemBytes = ReverseScanBytes(kK, kV, kStages, kTerms);
 };
 
 template <typename Config>
 struct ReverseScanShared {
-  bf16 *q, *k, *v, *dout;  // [kStages][64, kK | kV]
-  bf16* adjoint;           // R [kK, kV]
-  bf16 *scores, *dscores;  // [64, 64]
+  bf16 *q, *k, *v, *dout;  // [kStages][kTerms][64, kK | kV]
+  bf16* adjoint;           // R [kTerms][kK, kV]
+  bf16 *scores, *dscores;  // [kTerms][64, 64]
   bf16* out;               // [kWarps][64, 16]
   DecayTables* tables;     // [2]
   GradSums<Config::kWarps>* sums;
@@ -90,21 +90,25 @@ HL_DEVICE void LoadChunkRev(const ReverseScanShared<Config>& smem,
                             const DecayAttentionGradArgs& grads, const ChunkEntry& chunk,
                             const BlockIndex& block_index, int stage, bool sweeps) {
   constexpr int kK = Config::kK, kV = Config::kV, kThreads = Config::kThreads;
+  constexpr int kTerms = Config::kTerms, kRows = kTerms * kChunk;
   const DecayAttentionArgs& args = grads.forward;
   const int k_head = SharedHead(block_index.head, args.num_k_heads, args.num_heads);
   const int v_head = SharedHead(block_index.head, args.num_v_heads, args.num_heads);
   const int channel = block_index.key_slice * kK, column = block_index.slice * kV;
-  LoadTile<kK, kThreads>(smem.k + stage * kChunk * kK,
-                         RowsOf(args.k, chunk, k_head, channel, args.head_dim_k), chunk.length);
-  LoadTile<kV, kThreads>(smem.v + stage * kChunk * kV,
-                         RowsOf(args.v, chunk, v_head, column, args.head_dim_v), chunk.length);
+  LoadTerms<kTerms, kK, kThreads>(smem.k + stage * kRows * kK,
+                                  RowsOf(args.k, chunk, k_head, channel, args.head_dim_k),
+                                  chunk.length);
+  LoadTerms<kTerms, kV, kThreads>(smem.v + stage * kRows * kV,
+                                  RowsOf(args.v, chunk, v_head, column, args.head_dim_v),
+                                  chunk.length);
   if (!sweeps) return;
   const int q_head = SharedHead(block_index.head, args.num_q_heads, args.num_heads);
-  LoadTile<kK, kThreads>(smem.q + stage * kChunk * kK,
-                         RowsOf(args.q, chunk, q_head, channel, args.head_dim_k), chunk.length);
-  LoadTile<kV, kThreads>(smem.dout + stage * kChunk * kV,
-                         RowsOf(grads.dout, chunk, block_index.head, column, args.head_dim_v),
-                         chunk.length);
+  LoadTerms<kTerms, kK, kThreads>(smem.q + stage * kRows * kK,
+                                  RowsOf(args.q, chunk, q_head, channel, args.head_dim_k),
+                                  chunk.length);
+  LoadTerms<kTerms, kV, kThreads>(
+      smem.dout + stage * kRows * kV,
+      RowsOf(grads.dout, chunk, block_index.head, column, args.head_dim_v), chunk.length);
 }
 
 // Computes scores and dscores and, if wanted, the sums of their products below the diagonal. Tiles
@@ -128,16 +132,16 @@ HL_DEVICE void PairTiles(const ReverseScanShared<Config>& smem, const bf16* q, c
     Clear(dscores);
 #pragma unroll 2
     for (int c = 0; c < kK; c += 16) {
-      uint32_t a[4], b[4];
-      LoadFragment<kK, false>(a, q, rows_k, 16 * row_tile, c);
-      LoadFragment<kK, false>(b, k, columns_k, 16 * column_tile, c);
+      Fragment<Config::kTerms> a, b;
+      LoadFragment<kK, false>(a, q, kChunk * kK, rows_k, 16 * row_tile, c);
+      LoadFragment<kK, false>(b, k, kChunk * kK, columns_k, 16 * column_tile, c);
       MmaPair(scores[0], scores[1], a, b);
     }
 #pragma unroll 2
     for (int c = 0; c < kV; c += 16) {
-      uint32_t a[4], b[4];
-      LoadFragment<kV, false>(a, dout, rows_v, 16 * row_tile, c);
-      LoadFragment<kV, false>(b, v, columns_v, 16 * column_tile, c);
+      Fragment<Config::kTerms> a, b;
+      LoadFragment<kV, false>(a, dout, kChunk * kV, rows_v, 16 * row_tile, c);
+      LoadFragment<kV, false>(b, v, kChunk * kV, columns_v, 16 * column_tile, c);
       MmaPair(dscores[0], dscores[1], a, b);
     }
 #pragma unroll
@@ -156,8 +160,9 @@ HL_DEVICE void PairTiles(const ReverseScanShared<Config>& smem, const bf16* q, c
         const float dx = s <= r ? dscores[n][2 * half] : 0.0f;
         const float dy = s + 1 <= r ? dscores[n][2 * half + 1] : 0.0f;
         const int offset = TileOffset<kChunk>(r, s);
-        *reinterpret_cast<uint32_t*>(smem.scores + offset) = PackBf16(x * c0, y * c1);
-        *reinterpret_cast<uint32_t*>(smem.dscores + offset) = PackBf16(dx * w0 * c0, dy * w1 * c1);
+        StorePair<Config::kTerms>(smem.scores + offset, kChunk * kChunk, x * c0, y * c1);
+        StorePair<Config::kTerms>(smem.dscores + offset, kChunk * kChunk, dx * w0 * c0,
+                                  dy * w1 * c1);
         if (!wants_sums) continue;
         if (s == r) smem.sums->diagonal[r] = x * dx;
         if (s + 1 == r) smem.sums->diagonal[r] = y * dy;
@@ -189,14 +194,14 @@ HL_DEVICE void ChannelSums(float* sums, const float (&acc)[kChunk / 8][4], const
   const int columns_k = ColumnsFirst<Config::kK>(lane);
 #pragma unroll
   for (int j = 0; j < kChunk / 16; ++j) {
-    uint32_t a[4];
-    LoadFragment<Config::kK, true>(a, x, columns_k, 16 * j, WarpId() * 16);
+    Fragment<Config::kTerms> a;
+    LoadFragment<Config::kK, true>(a, x, kChunk * Config::kK, columns_k, 16 * j, WarpId() * 16);
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
       const float(&d)[4] = acc[2 * j + n];
-      const uint32_t top = a[2 * n], bottom = a[2 * n + 1];
-      const float sum0 = ColumnSum(d[0] * UnpackLo(top) + d[2] * UnpackLo(bottom));
-      const float sum1 = ColumnSum(d[1] * UnpackHi(top) + d[3] * UnpackHi(bottom));
+      const float2 top = FragmentPair(a, 2 * n), bottom = FragmentPair(a, 2 * n + 1);
+      const float sum0 = ColumnSum(d[0] * top.x + d[2] * bottom.x);
+      const float sum1 = ColumnSum(d[1] * top.y + d[3] * bottom.y);
       if (lane / 4 == 0) {
         sums[16 * j + 8 * n + lane % 4 * 2] = sum0;
         sums[16 * j + 8 * n + lane % 4 * 2 + 1] = sum1;
@@ -227,39 +232,33 @@ HL_DEVICE void GradQ(const ReverseScanShared<Config>& smem, float (&acc)[kChunk 
   const int columns_k = ColumnsFirst<kK>(lane);
   const int columns_chunk = ColumnsFirst<kChunk>(lane);
   Clear(acc);
-  float through = 0;
+  float through[1] = {0};
 #pragma unroll
   for (int j = 0; j < kV / 16; ++j) {
-    const uint4 packed = state[32 * j + lane];
-    const uint32_t a[4] = {packed.x, packed.y, packed.z, packed.w};
-    if (wants_sums) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float(&d)[4] = adjoint[2 * j + i / 2];
-        through += UnpackLo(a[i]) * d[i % 2 * 2] + UnpackHi(a[i]) * d[i % 2 * 2 + 1];
-      }
-    }
+    Fragment<Config::kTerms> a;
+    LoadFragmentOfState(a, state, j);
+    if (wants_sums) AddStateProducts(through, a, adjoint, j);
 #pragma unroll
     for (int n = 0; n < kChunk / 16; ++n) {
-      uint32_t b[4];
-      LoadFragment<kV, false>(b, dout, columns_v, 16 * n, 16 * j);
+      Fragment<Config::kTerms> b;
+      LoadFragment<kV, false>(b, dout, kChunk * kV, columns_v, 16 * n, 16 * j);
       MmaPair(acc[2 * n], acc[2 * n + 1], a, b);
     }
   }
   ScaleAccumulatorColumns(acc, tables.incoming);
   if (wants_sums) {
-    through = WarpSum(through);
-    if (lane == 0) smem.sums->through[WarpId()] = through;
+    const float sum = WarpSum(through[0]);
+    if (lane == 0) smem.sums->through[WarpId()] = sum;
     ChannelSums<Config>(smem.sums->x[WarpId()], acc, q);
   }
 #pragma unroll
   for (int j = 0; j < kChunk / 16; ++j) {
-    uint32_t a[4];
-    LoadFragment<kK, true>(a, k, columns_k, 16 * j, WarpId() * 16);
+    Fragment<Config::kTerms> a;
+    LoadFragment<kK, true>(a, k, kChunk * kK, columns_k, 16 * j, WarpId() * 16);
 #pragma unroll
     for (int n = j; n < kChunk / 16; ++n) {
-      uint32_t b[4];
-      LoadFragment<kChunk, false>(b, smem.dscores, columns_chunk, 16 * n, 16 * j);
+      Fragment<Config::kTerms> b;
+      LoadFragment<kChunk, false>(b, smem.dscores, kChunk * kChunk, columns_chunk, 16 * n, 16 * j);
       MmaPair(acc[2 * n], acc[2 * n + 1], a, b);
     }
   }
@@ -278,12 +277,12 @@ HL_DEVICE void GradK(const ReverseScanShared<Config>& smem, float (&acc)[kChunk 
   Clear(acc);
 #pragma unroll
   for (int j = 0; j < kV / 16; ++j) {
-    uint32_t a[4];
+    Fragment<Config::kTerms> a;
     PackFragment(a, adjoint[2 * j], adjoint[2 * j + 1]);
 #pragma unroll
     for (int n = 0; n < kChunk / 16; ++n) {
-      uint32_t b[4];
-      LoadFragment<kV, false>(b, v, columns_v, 16 * n, 16 * j);
+      Fragment<Config::kTerms> b;
+      LoadFragment<kV, false>(b, v, kChunk * kV, columns_v, 16 * n, 16 * j);
       MmaPair(acc[2 * n], acc[2 * n + 1], a, b);
     }
   }
@@ -292,12 +291,12 @@ HL_DEVICE void GradK(const ReverseScanShared<Config>& smem, float (&acc)[kChunk 
   ScaleAccumulatorColumns(acc, tables.key_scale);
 #pragma unroll
   for (int j = 0; j < kChunk / 16; ++j) {
-    uint32_t a[4];
-    LoadFragment<kK, true>(a, q, columns_k, 16 * j, WarpId() * 16);
+    Fragment<Config::kTerms> a;
+    LoadFragment<kK, true>(a, q, kChunk * kK, columns_k, 16 * j, WarpId() * 16);
 #pragma unroll
     for (int n = 0; n <= j; ++n) {
-      uint32_t b[4];
-      LoadFragment<kChunk, true>(b, smem.dscores, rows_chunk, 16 * j, 16 * n);
+      Fragment<Config::kTerms> b;
+      LoadFragment<kChunk, true>(b, smem.dscores, kChunk * kChunk, rows_chunk, 16 * j, 16 * n);
       MmaPair(acc[2 * n], acc[2 * n + 1], a, b);
     }
   }
@@ -369,12 +368,12 @@ HL_DEVICE void GradV(const ReverseScanShared<Config>& smem, const bf16* k, const
     Clear(acc);
 #pragma unroll 2
     for (int c = 0; c < kK; c += 16) {
-      uint32_t a[4];
-      LoadFragment<kK, false>(a, k, rows_k, 16 * row_tile, c);
+      Fragment<Config::kTerms> a;
+      LoadFragment<kK, false>(a, k, kChunk * kK, rows_k, 16 * row_tile, c);
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        uint32_t b[4];
-        LoadFragment<kV, true>(b, smem.adjoint, rows_v, c, column + 16 * n);
+        Fragment<Config::kTerms> b;
+        LoadFragment<kV, true>(b, smem.adjoint, kK * kV, rows_v, c, column + 16 * n);
         MmaPair(acc[2 * n], acc[2 * n + 1], a, b);
       }
     }
@@ -389,12 +388,12 @@ HL_DEVICE void GradV(const ReverseScanShared<Config>& smem, const bf16* k, const
     }
 #pragma unroll 1
     for (int r = 16 * row_tile; r < kChunk; r += 16) {
-      uint32_t a[4];
-      LoadFragment<kChunk, true>(a, smem.scores, columns_chunk, r, 16 * row_tile);
+      Fragment<Config::kTerms> a;
+      LoadFragment<kChunk, true>(a, smem.scores, kChunk * kChunk, columns_chunk, r, 16 * row_tile);
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
-        uint32_t b[4];
-        LoadFragment<kV, true>(b, dout, rows_v, r, column + 16 * n);
+        Fragment<Config::kTerms> b;
+        LoadFragment<kV, true>(b, dout, kChunk * kV, rows_v, r, column + 16 * n);
         MmaPair(acc[2 * n], acc[2 * n + 1], a, b);
       }
     }
@@ -437,18 +436,20 @@ HL_DEVICE void FinishChunk(GradSums<Config::kWarps>& sums, const DecayTables& ta
 template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     ReverseScanKernel(const ReverseScanParams params) {
-  constexpr int kK = Config::kK, kV = Config::kV;
+  constexpr int kK = Config::kK, kV = Config::kV, kTerms = Config::kTerms;
+  constexpr int kRows = kTerms * kChunk;
   HL_DYNAMIC_SMEM(raw);
   SmemCarver carver(raw);
   ReverseScanShared<Config> smem;
-  constexpr int kStages = Config::kStages;  // 1: loads do not overlap
-  smem.q = carver.Take<bf16>(kStages * kChunk * kK);
-  smem.k = carver.Take<bf16>(kStages * kChunk * kK);
-  smem.v = carver.Take<bf16>(kStages * kChunk * kV);
-  smem.dout = carver.Take<bf16>(kStages * kChunk * kV);
-  smem.adjoint = carver.Take<bf16>(kK * kV);
-  smem.scores = carver.Take<bf16>(kChunk * kChunk);
-  smem.dscores = carver.Take<bf16>(kChunk * kChunk);
+  constexpr int kStages = Config::kStages;   // 1: loads do not overlap
+  constexpr bool kLoadsAhead = kTerms == 1;  // a load of two terms would only hold registers
+  smem.q = carver.Take<bf16>(kStages * kRows * kK);
+  smem.k = carver.Take<bf16>(kStages * kRows * kK);
+  smem.v = carver.Take<bf16>(kStages * kRows * kV);
+  smem.dout = carver.Take<bf16>(kStages * kRows * kV);
+  smem.adjoint = carver.Take<bf16>(kTerms * kK * kV);
+  smem.scores = carver.Take<bf16>(kRows * kChunk);
+  smem.dscores = carver.Take<bf16>(kRows * kChunk);
   smem.out = carver.Take<bf16>(kChunk * kK);
   smem.tables = carver.Take<DecayTables>(2);
   smem.sums = carver.Take<GradSums<Config::kWarps>>(1);
@@ -469,7 +470,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     return StateRows{args.head_dim_k, args.head_dim_v,
                      block_index.key_slice * kK + FreshWarpId() * 16, block_index.slice * kV};
   };
-  constexpr int kSlot = kK * kV / 8;  // units of 16 bytes
+  constexpr int kSlot = kTerms * kK * kV / 8;  // units of 16 bytes
   uint4* const scratch = static_cast<uint4*>(params.group) +
                          int64_t{1} * blockIdx.x * every * kSlot +
                          WarpId() * (kSlot / Config::kWarps);
@@ -499,7 +500,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     FillDecayTables(smem.tables[item % 2], args, args.chunks[index], block_index.head,
                     params.row_scales);
   };
-  load(0);
+  if (kLoadsAhead) load(0);
   fill_tables(0);
   int item = 0;
   if (threadIdx.x == 32) smem.sums->dlambda = 0;
@@ -515,16 +516,18 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
         KeepState<Config>(scratch + i * kSlot, state);
         if (i == group_size - 1) break;
         const int stage = kStages == 2 ? item % 2 : 0;
+        if (!kLoadsAhead) load(item);
         CpAsyncWait<0>();
         __syncthreads();
         if (kStages == 2) load(item + 1);
         fill_tables(item + 1);
         Scale(state, smem.tables[item % 2].transition);
-        AccumulateOuter<kK, kV>(state, smem.k + stage * kChunk * kK, smem.v + stage * kChunk * kV,
-                                smem.tables[item % 2].outgoing_scaled);
+        AccumulateOuter<kTerms, kK, kV>(state, smem.k + stage * kRows * kK,
+                                        smem.v + stage * kRows * kV,
+                                        smem.tables[item % 2].outgoing_scaled);
         if (kStages == 1) {
           __syncthreads();
-          load(item + 1);
+          if (kLoadsAhead) load(item + 1);
         }
         ++item;
       }
@@ -533,12 +536,13 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     for (int i = group_size - 1; i >= 0; --i) {
       const ChunkEntry& chunk = args.chunks[group_begin + i];
       const int stage = kStages == 2 ? item % 2 : 0;
-      const bf16* const q = smem.q + stage * kChunk * kK;
-      const bf16* const k = smem.k + stage * kChunk * kK;
-      const bf16* const v = smem.v + stage * kChunk * kV;
-      const bf16* const dout = smem.dout + stage * kChunk * kV;
+      const bf16* const q = smem.q + stage * kRows * kK;
+      const bf16* const k = smem.k + stage * kRows * kK;
+      const bf16* const v = smem.v + stage * kRows * kV;
+      const bf16* const dout = smem.dout + stage * kRows * kV;
       const DecayTables& tables = smem.tables[item % 2];
       bf16* const out = smem.out + WarpId() * kChunk * 16;
+      if (!kLoadsAhead) load(item);
       CpAsyncWait<0>();
       __syncthreads();
       if (kStages == 2) load(item + 1);
@@ -558,10 +562,10 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
                            block_index.head, block_index.slice * kV, args.head_dim_v),
                     chunk.length);
       Scale(adjoint, tables.transition);
-      AccumulateOuter<kK, kV>(adjoint, q, dout, tables.incoming);
+      AccumulateOuter<kTerms, kK, kV>(adjoint, q, dout, tables.incoming);
       if ((chunk.flags & kChunkResets) != 0) Clear(adjoint);
       if (kStages == 1 || wants_sums) __syncthreads();
-      if (kStages == 1) load(item + 1);
+      if (kStages == 1 && kLoadsAhead) load(item + 1);
       if (wants_sums && WarpId() == 1)
         FinishChunk<Config>(*smem.sums, tables, params, chunk, block_index);
       ++item;
@@ -575,24 +579,24 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     params.dlambda[PieceOf(params, PartOf(params, block_index), block_index)] = smem.sums->dlambda;
 }
 
-template <int kK, int kV, int kStages>
+template <int kK, int kV, int kStages, int kTerms>
 void LaunchReverseScanIn(const ReverseScanParams& params, cudaStream_t stream) {
-  using Config = ReverseScanConfig<kK, kV, kStages>;
+  using Config = ReverseScanConfig<kK, kV, kStages, kTerms>;
   Launch({NumBlocks(params.grads.forward, params.shape), Config::kThreads, Config::kSmemBytes,
           "decay attention reverse scan"},
          stream, ReverseScanKernel<Config>, params);
 }
 
-// Uses two stages if the device has enough shared memory.
-template <int kK, int kV>
+// Uses two stages if the device has enough shared memory; with two terms, always one.
+template <int kK, int kV, int kTerms>
 void LaunchReverseScan(const ReverseScanParams& params, int shared_limit, cudaStream_t stream) {
-  if constexpr (WantsOneStage(kK, kV)) {
-    if (shared_limit < ReverseScanConfig<kK, kV, 2>::kSmemBytes) {
-      LaunchReverseScanIn<kK, kV, 1>(params, stream);
+  if constexpr (kTerms == 2 || WantsOneStage(kK, kV)) {
+    if (kTerms == 2 || shared_limit < ReverseScanBytes(kK, kV, /*stages=*/2)) {
+      LaunchReverseScanIn<kK, kV, 1, kTerms>(params, stream);
       return;
     }
   }
-  LaunchReverseScanIn<kK, kV, 2>(params, stream);
+  if constexpr (kTerms == 1) LaunchReverseScanIn<kK, kV, 2, kTerms>(params, stream);
 }
 
 }  // namespace halflife::kernels::decay

@@ -16,36 +16,42 @@ constexpr DecayBlock kBlocks[] = {
 };
 
 bool HasScan(const DecayAttentionArgs& args) {
-  return args.q.dtype == DType::kBF16 && args.head_dim_k <= kMaxHeadDimK;
+  const bool is_fp32 = args.q.dtype == DType::kF32 && args.norm_kind == NormKind::kNone;
+  return (args.q.dtype == DType::kBF16 || is_fp32) && args.head_dim_k <= kMaxHeadDimK;
 }
 Route RouteOf(const DecayAttentionArgs& args, const DecayBlock& block) {
   if (!HasScan(args) || block.k == 0) return Route::kSimt;
   return IsPerChannel(args.decay_kind) ? Route::kChannelScan : Route::kTensorCores;
 }
 
-// Memory traffic for `width` channels of a result, in bytes: bf16, or an fp32 write and read per
-// slice, then bf16.
-double ResultBytes(int width, int num_slices) {
-  return num_slices == 1 ? 2.0 * width : (8.0 * num_slices + 2) * width;
+// Memory traffic for `width` channels of a result, in bytes: an element of `bytes`, or an fp32
+// write and read per slice, then that element.
+double ResultBytes(int width, int num_slices, double bytes) {
+  return num_slices == 1 ? bytes * width : (8.0 * num_slices + bytes) * width;
 }
 double ForwardBytesPerToken(const DecayAttentionArgs& args, const DecayBlock& block) {
   const int K = args.head_dim_k, V = args.head_dim_v;
   const Slices slices = SlicesOf(args, block);
-  return 4.0 * K * slices.values + 2.0 * V * slices.keys + ResultBytes(V, slices.keys);
+  const double bytes = 2 * NumTerms(args);
+  return bytes * (2 * K * slices.values + V * slices.keys) + ResultBytes(V, slices.keys, bytes);
 }
 double BackwardBytesPerToken(const DecayAttentionArgs& args, const DecayBlock& block) {
   const int K = args.head_dim_k, V = args.head_dim_v;
   const Slices slices = SlicesOf(args, block);
-  return 4.0 * K * slices.values + 4.0 * V * slices.keys + 2 * ResultBytes(K, slices.values) +
-         ResultBytes(V, slices.keys);
+  const double bytes = 2 * NumTerms(args);
+  return 2 * bytes * (K * slices.values + V * slices.keys) +
+         2 * ResultBytes(K, slices.values, bytes) + ResultBytes(V, slices.keys, bytes);
 }
+
+// Products of bf16 per product of operands.
+double NumProducts(const DecayAttentionArgs& args) { return NumTerms(args) == 1 ? 1 : 3; }
 
 // The cost of the segments' own states, each of which needs two operands.
 ScanCost SegmentCost(const DecayAttentionArgs& args, const Slices& slices) {
   const double K = args.head_dim_k, V = args.head_dim_v;
   ScanCost cost;
-  cost.segment_bytes = 2 * (K * slices.values + V * slices.keys);
-  cost.segment_flops = 2 * K * V;
+  cost.segment_bytes = 2 * NumTerms(args) * (K * slices.values + V * slices.keys);
+  cost.segment_flops = NumProducts(args) * 2 * K * V;
   return cost;
 }
 int BlocksPerSm(int by_registers, int64_t shared_memory_bytes, int bytes) {
@@ -58,8 +64,10 @@ DecayBlock BestBlock(const DecayAttentionArgs& args, int64_t shared_memory_bytes
   DecayBlock best;
   if (!HasScan(args)) return best;
   double best_bytes = std::numeric_limits<double>::infinity();
+  const int terms = NumTerms(args);
   for (const DecayBlock& block : kBlocks) {  // in ascending size
-    if (shared_bytes(args.decay_kind, block) > shared_memory_bytes) continue;
+    if (terms > 1 && block.k * block.v > decay::kTwoTermsBlock * decay::kTwoTermsBlock) continue;
+    if (shared_bytes(args.decay_kind, block, terms) > shared_memory_bytes) continue;
     const double bytes = bytes_per_token(args, block);
     if (bytes >= best_bytes) continue;
     best = block;
@@ -85,6 +93,8 @@ std::string DescribeBlock(const DecayAttentionArgs& args, const DecayBlock& bloc
 
 }  // namespace
 
+int NumTerms(const DecayAttentionArgs& args) { return args.q.dtype == DType::kF32 ? 2 : 1; }
+
 Route ForwardRoute(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
   return RouteOf(args, plan.forward);
 }
@@ -99,18 +109,20 @@ DecayBlock BackwardBlock(const DecayAttentionArgs& args, int64_t shared_memory_b
   return BestBlock(args, shared_memory_bytes, BackwardSharedBytes, BackwardBytesPerToken);
 }
 
-int ForwardSharedBytes(DecayKind kind, const DecayBlock& block) {
-  return IsPerChannel(kind) ? decay::ChannelScanBytes(block.k, block.v)
-                            : decay::ChunkScanBytes(block.k, block.v);
+int ForwardSharedBytes(DecayKind kind, const DecayBlock& block, int terms) {
+  return IsPerChannel(kind) ? decay::ChannelScanBytes(block.k, block.v, terms)
+                            : decay::ChunkScanBytes(block.k, block.v, terms);
 }
-int BackwardSharedBytes(DecayKind kind, const DecayBlock& block) {
-  if (IsPerChannel(kind)) return decay::ChannelReverseScanBytes(block.k, block.v);
-  return decay::ReverseScanBytes(block.k, block.v, decay::WantsOneStage(block.k, block.v) ? 1 : 2);
+int BackwardSharedBytes(DecayKind kind, const DecayBlock& block, int terms) {
+  if (IsPerChannel(kind)) return decay::ChannelReverseScanBytes(block.k, block.v, terms);
+  const bool one_stage = terms > 1 || decay::WantsOneStage(block.k, block.v);
+  return decay::ReverseScanBytes(block.k, block.v, one_stage ? 1 : 2, terms);
 }
 
 bool CanUseWgmmaBackward(const DecayAttentionArgs& args, const DecayBlock& block) {
   const int k = args.head_dim_k, v = args.head_dim_v;
-  const bool fits = HasScan(args) && args.norm_kind == NormKind::kNone && args.batch > 0 &&
+  const bool fits = HasScan(args) && args.q.dtype == DType::kBF16 &&
+                    args.norm_kind == NormKind::kNone && args.batch > 0 &&
                     args.seq_len > 0 &&  // a tensor map needs at least one row
                     block.k > 0 && k % block.k == 0 && v % block.v == 0 &&
                     IsMatrixOfRows(args.v, args.batch, args.num_v_heads, v);
@@ -151,12 +163,13 @@ ScanCost ForwardCost(const DecayAttentionArgs& args, const DecayAttentionPlan& p
   const Slices slices = SlicesOf(args, block);
   ScanCost cost = SegmentCost(args, slices);
   cost.bytes = ForwardBytesPerToken(args, block);
-  cost.flops = C * (K * slices.values + V * slices.keys) + 4 * K * V;
+  cost.flops = NumProducts(args) * (C * (K * slices.values + V * slices.keys) + 4 * K * V);
   cost.blocks_per_sm =
       plan.forward_warpgroups
           ? decay::WarpgroupScanBlocksPerSm(block.k, block.v)
-          : BlocksPerSm(decay::ScanBlocksPerSm(block.k, block.v), shared_memory_bytes,
-                        ForwardSharedBytes(args.decay_kind, block));
+          : BlocksPerSm(decay::ScanBlocksPerSm(block.k, block.v, NumTerms(args)),
+                        shared_memory_bytes,
+                        ForwardSharedBytes(args.decay_kind, block, NumTerms(args)));
   return cost;
 }
 namespace {
@@ -183,20 +196,22 @@ ScanCost BackwardCost(const DecayAttentionArgs& args, const DecayAttentionPlan& 
   ScanCost cost = SegmentCost(args, slices);
   cost.bytes = BackwardBytesPerToken(args, block);
   // Products: scores, dq and dk of pairs; gradients of scores and dv; five products with states.
-  cost.flops = C * (3 * K * slices.values + 2 * V * slices.keys) + 10 * K * V;
+  cost.flops = NumProducts(args) * (C * (3 * K * slices.values + 2 * V * slices.keys) + 10 * K * V);
   cost.blocks_per_sm = BlocksPerSm(decay::ReverseScanBlocksPerSm(block.k), shared_memory_bytes,
-                                   BackwardSharedBytes(args.decay_kind, block));
+                                   BackwardSharedBytes(args.decay_kind, block, NumTerms(args)));
   return cost;
 }
 
 std::string DescribeRoute(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
   const std::string shape = Concat("K ", args.head_dim_k, ", V ", args.head_dim_v, ", ");
-  if (args.q.dtype != DType::kBF16)
-    return Concat(shape, "token by token, as q is ", Name(args.q.dtype),
-                  "; bf16 runs on tensor cores");
-  return Concat(shape, "on tensor cores: forward ", DescribeBlock(args, plan.forward),
-                plan.forward_warpgroups ? " by warpgroups" : "", "; backward ",
-                DescribeBlock(args, plan.backward),
+  const bool is_fp32 = args.q.dtype == DType::kF32;
+  if (is_fp32 && args.norm_kind != NormKind::kNone)
+    return Concat(shape,
+                  "token by token, as q is fp32 and the output is normalised; bf16 runs on "
+                  "tensor cores");
+  return Concat(shape, "on tensor cores", is_fp32 ? " in three products of bf16" : "", ": forward ",
+                DescribeBlock(args, plan.forward), plan.forward_warpgroups ? " by warpgroups" : "",
+                "; backward ", DescribeBlock(args, plan.backward),
                 plan.backward_warpgroups ? " by warpgroups" : "");
 }
 

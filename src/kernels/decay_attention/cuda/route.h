@@ -14,10 +14,13 @@
 namespace halflife::kernels::cuda {
 
 enum class Route {
-  kTensorCores,  // bf16, with one decay factor per token or none
-  kChannelScan,  // bf16, with per-channel decays; also on tensor cores
+  kTensorCores,  // one decay factor per token or none
+  kChannelScan,  // per-channel decays; also on tensor cores
   kSimt,         // everything else: the recurrent (per-token) kernels in fp32
 };
+// The number of bf16 terms of an operand on tensor cores (kernels/common/cuda/tiles.cuh): 1 for
+// bf16 operands, 2 for fp32 operands, whose products are then three products of bf16.
+int NumTerms(const DecayAttentionArgs& args);
 Route ForwardRoute(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
 Route BackwardRoute(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
 
@@ -28,14 +31,14 @@ DecayBlock BackwardBlock(const DecayAttentionArgs& args, int64_t shared_memory_b
 
 // Shared memory of the scan with blocks of this size, in bytes. For the backward, with the smallest
 // number of stages that is compiled.
-int ForwardSharedBytes(DecayKind kind, const DecayBlock& block);
-int BackwardSharedBytes(DecayKind kind, const DecayBlock& block);
+int ForwardSharedBytes(DecayKind kind, const DecayBlock& block, int terms);
+int BackwardSharedBytes(DecayKind kind, const DecayBlock& block, int terms);
 
 // Whether the forward with these blocks can use Hopper's warpgroup instructions (wgmma).
-// Requirements: no normaliser, heads that fill their blocks and, for bulk copies, rows of the batch
-// at equal distances in units of 16 bytes. With one decay factor per token, blocks have 128 columns
-// of V or are 64 x 64; with per-channel decays, a head has one slice of K, and only rows of v are
-// copied.
+// Requirements: bf16 operands, no normaliser, heads that fill their blocks and, for bulk copies,
+// rows of the batch at equal distances in units of 16 bytes. With one decay factor per token,
+// blocks have 128 columns of V or are 64 x 64; with per-channel decays, a head has one slice of K,
+// and only rows of v are copied.
 bool CanUseWgmma(const DecayAttentionArgs& args, const DecayBlock& block);
 
 // The same for the backward, with blocks of any size of V and, with one decay factor per token, of

@@ -13,48 +13,58 @@ namespace halflife::kernels::cuda {
 namespace {
 
 using LaunchScan = void (*)(const decay::ChunkScanParams&, cudaStream_t);
-template <int kK, int kV>
-constexpr LaunchScan WarpgroupScanOf() {
-  if constexpr (decay::HasFastWarpgroupScan(kK, kV)) return decay::LaunchWarpgroupScan<kK, kV>;
-  return nullptr;
-}
+using LaunchGradients = void (*)(const decay::ReverseScanParams&, cudaStream_t);
 
 struct Instance {
-  int k, v;  // owned by a block
-  void (*chunk_scan)(const decay::ChunkScanParams&, cudaStream_t);
-  LaunchScan warpgroup_scan;  // null: not compiled
+  int k, v;   // owned by a block
+  int terms;  // NumTerms()
+  LaunchScan chunk_scan;
   void (*channel_operands)(const decay::ChannelOperandsParams&, cudaStream_t);
-  void (*channel_scan)(const decay::ChunkScanParams&, cudaStream_t);
-  // per-channel decays in chunks
-  void (*chunk_operands)(const decay::ChannelOperandsParams&, cudaStream_t);
-  void (*channel_warpgroup_scan)(const decay::ChunkScanParams&, cudaStream_t);
+  LaunchScan channel_scan;
   void (*reverse_scan)(const decay::ReverseScanParams&, int shared_limit, cudaStream_t);
-  void (*warpgroup_gradients)(const decay::ReverseScanParams&, cudaStream_t);
-  void (*channel_reverse_scan)(const decay::ReverseScanParams&, cudaStream_t);
-  void (*channel_chunk_gradients)(const decay::ReverseScanParams&, cudaStream_t);
+  LaunchGradients channel_reverse_scan;
   void (*channel_gradients)(const decay::ChannelGradientsParams&, cudaStream_t);
   void (*state_scan)(const decay::StateScanParams&, cudaStream_t);
   void (*channel_state_scan)(const decay::StateScanParams&, cudaStream_t);
+  // By warpgroups, only for bf16. Null: not compiled.
+  LaunchScan warpgroup_scan;
+  LaunchGradients warpgroup_gradients;
+  // per-channel decays in chunks
+  void (*chunk_operands)(const decay::ChannelOperandsParams&, cudaStream_t);
+  LaunchScan channel_warpgroup_scan;
+  LaunchGradients channel_chunk_gradients;
 };
-#define HL_DECAY_INSTANCE(K, V)             \
-  {K,                                       \
-   V,                                       \
-   decay::LaunchChunkScan<K, V>,            \
-   WarpgroupScanOf<K, V>(),                 \
-   decay::LaunchChannelOperands<K>,         \
-   decay::LaunchChannelScan<K, V>,          \
-   decay::LaunchChannelChunkOperands<K>,    \
-   decay::LaunchChannelWarpgroupScan<K, V>, \
-   decay::LaunchReverseScan<K, V>,          \
-   decay::LaunchWarpgroupGradients<K, V>,   \
-   decay::LaunchChannelReverseScan<K, V>,   \
-   decay::LaunchChannelChunkGradients<K>,   \
-   decay::LaunchChannelGradients<K>,        \
-   decay::LaunchStateScan<K, V>,            \
-   decay::LaunchChannelStateScan<K, V>},
+template <int kK, int kV, int kTerms>
+constexpr Instance InstanceByWarps() {
+  Instance instance = {};
+  instance.k = kK;
+  instance.v = kV;
+  instance.terms = kTerms;
+  instance.chunk_scan = decay::LaunchChunkScan<kK, kV, kTerms>;
+  instance.channel_operands = decay::LaunchChannelOperands<kK, kTerms>;
+  instance.channel_scan = decay::LaunchChannelScan<kK, kV, kTerms>;
+  instance.reverse_scan = decay::LaunchReverseScan<kK, kV, kTerms>;
+  instance.channel_reverse_scan = decay::LaunchChannelReverseScan<kK, kV, kTerms>;
+  instance.channel_gradients = decay::LaunchChannelGradients<kK, kTerms>;
+  instance.state_scan = decay::LaunchStateScan<kK, kV, kTerms>;
+  instance.channel_state_scan = decay::LaunchChannelStateScan<kK, kV, kTerms>;
+  return instance;
+}
+template <int kK, int kV>
+constexpr Instance Bf16Instance() {
+  Instance instance = InstanceByWarps<kK, kV, 1>();
+  if constexpr (decay::HasFastWarpgroupScan(kK, kV))
+    instance.warpgroup_scan = decay::LaunchWarpgroupScan<kK, kV>;
+  instance.warpgroup_gradients = decay::LaunchWarpgroupGradients<kK, kV>;
+  instance.chunk_operands = decay::LaunchChannelChunkOperands<kK>;
+  instance.channel_warpgroup_scan = decay::LaunchChannelWarpgroupScan<kK, kV>;
+  instance.channel_chunk_gradients = decay::LaunchChannelChunkGradients<kK>;
+  return instance;
+}
+#define HL_DECAY_INSTANCE(K, V) Bf16Instance<K, V>(),
 constexpr Instance kInstances[] = {
 #include "kernels/decay_attention/cuda/instances/instances.inc"
-};
+    InstanceByWarps<decay::kTwoTermsBlock, decay::kTwoTermsBlock, 2>()};
 
 constexpr int kNormaliserColumns = 64;  // columns
 
@@ -72,9 +82,10 @@ constexpr bool HaveNormaliserBlocks() {
 }
 static_assert(HaveNormaliserBlocks());
 
-const Instance& FindInstance(const DecayBlock& block) {
+const Instance& FindInstance(const DecayAttentionArgs& args, const DecayBlock& block) {
   std::string names;
   for (const Instance& instance : kInstances) {
+    if (instance.terms != NumTerms(args)) continue;
     if (instance.k == block.k && instance.v == block.v) return instance;
     names += Concat(" (", instance.k, ", ", instance.v, ")");
   }
@@ -108,7 +119,7 @@ void LaunchStates(const Scan& scan, const decay::StateScanParams& own, cudaStrea
     decay::LaunchSegmentStates(own, stream);
     return;
   }
-  const Instance& instance = FindInstance(scan.block);
+  const Instance& instance = FindInstance(scan.args, scan.block);
   (scan.per_channel() ? instance.channel_state_scan : instance.state_scan)(own, stream);
 }
 decay::StateScanParams MakeStateScanParams(const Scan& scan, const SegmentLayout& layout,
@@ -172,12 +183,14 @@ void CheckBlocks(const DecayAttentionArgs& args, const DecayAttentionPlan& plan)
                 limit, ". Make the plan for this device.");
   };
   if (ForwardRoute(args, plan) != Route::kSimt) {
-    FindInstance(plan.forward);
-    check("forward", plan.forward, ForwardSharedBytes(args.decay_kind, plan.forward));
+    FindInstance(args, plan.forward);
+    check("forward", plan.forward,
+          ForwardSharedBytes(args.decay_kind, plan.forward, NumTerms(args)));
   }
   if (BackwardRoute(args, plan) != Route::kSimt) {
-    FindInstance(plan.backward);
-    check("backward", plan.backward, BackwardSharedBytes(args.decay_kind, plan.backward));
+    FindInstance(args, plan.backward);
+    check("backward", plan.backward,
+          BackwardSharedBytes(args.decay_kind, plan.backward, NumTerms(args)));
   }
 }
 
@@ -188,7 +201,7 @@ Scan MakeScan(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                direction.block,
                direction.num_segments,
                plan.checkpoint_every,
-               IsNormalised(args),
+               IsNormalised(args) || NumTerms(args) == 2,
                plan.forward_warpgroups,
                plan.backward_warpgroups,
                StatesByWarpgroups(args, plan),
@@ -242,7 +255,7 @@ TensorView Partial(const DecayAttentionArgs& args, const BatchTile& batch_tile, 
 
 void MakeOperands(const Scan& scan, cudaStream_t stream) {
   if (!scan.per_channel() || scan.args.num_chunks == 0) return;
-  const Instance& instance = FindInstance(scan.block);
+  const Instance& instance = FindInstance(scan.args, scan.block);
   (scan.by_chunks() ? instance.chunk_operands : instance.channel_operands)(
       {scan.args, scan.Shape(), scan.row_scales, scan.operands}, stream);
 }
@@ -302,7 +315,7 @@ decay::KeySums PrepareKeySums(const DecayAttentionArgs& args, const DecayAttenti
 
 void RunForward(const Scan& scan, const SegmentLayout& segments, const TensorView& out,
                 const decay::KeySums& key_sums, cudaStream_t stream) {
-  const Instance& instance = FindInstance(scan.block);
+  const Instance& instance = FindInstance(scan.args, scan.block);
   decay::ChunkScanParams params;
   params.args = scan.args;
   params.shape = scan.Shape();
@@ -369,7 +382,7 @@ void RunBackward(const Scan& given, const DecayAttentionGradArgs& grads,
   if (!scan.per_channel() &&
       (scan.backward_warpgroups || (scan.state_warpgroups && scan.num_segments > 1)))
     MakeFactors(scan, layout.segments, stream);
-  const Instance& instance = FindInstance(scan.block);
+  const Instance& instance = FindInstance(scan.args, scan.block);
   decay::ReverseScanParams params;
   params.grads = grads;
   params.grads.forward = scan.args;

@@ -13,9 +13,10 @@
 
 namespace halflife::kernels::decay {
 
-template <int kK_, int kV_, bool kReverse_>
+template <int kK_, int kV_, bool kReverse_, int kTerms_>
 struct StateScanConfig {
-  static constexpr int kK = kK_, kV = kV_;
+  static constexpr int kK = kK_, kV = kV_, kTerms = kTerms_;
+  static constexpr int kStages = kTerms == 1 ? 2 : 1;  // 1: loads do not overlap
   static constexpr bool kReverse = kReverse_;
   static constexpr int kWarps = kK / 16, kThreads = 32 * kWarps;
   static constexpr int kMinBlocksPerSm = kV == 64 && kK == 64 ? 3 : 1;
@@ -27,11 +28,12 @@ template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     StateScanKernel(const StateScanParams params) {
   constexpr int kK = Config::kK, kV = Config::kV, kThreads = Config::kThreads;
+  constexpr int kTerms = Config::kTerms, kStages = Config::kStages, kRows = kTerms * kChunk;
   constexpr bool kReverse = Config::kReverse;
   HL_DYNAMIC_SMEM(raw);
   SmemCarver carver(raw);
-  bf16* const x_tiles = carver.Take<bf16>(2 * kChunk * kK);
-  bf16* const y_tiles = carver.Take<bf16>(2 * kChunk * kV);
+  bf16* const x_tiles = carver.Take<bf16>(kStages * kRows * kK);
+  bf16* const y_tiles = carver.Take<bf16>(kStages * kRows * kV);
   DecayTables* const tables = carver.Take<DecayTables>(2);
 
   const DecayAttentionArgs& args = params.args;
@@ -49,12 +51,12 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
                                   args.num_heads);
     const int y_head = kReverse ? block_index.head
                                 : SharedHead(block_index.head, args.num_v_heads, args.num_heads);
-    LoadTile<kK, kThreads>(x_tiles + i % 2 * kChunk * kK,
-                           RowsOf(x, chunk, x_head, block_index.key_slice * kK, args.head_dim_k),
-                           chunk.length);
-    LoadTile<kV, kThreads>(y_tiles + i % 2 * kChunk * kV,
-                           RowsOf(y, chunk, y_head, block_index.slice * kV, args.head_dim_v),
-                           chunk.length);
+    LoadTerms<kTerms, kK, kThreads>(
+        x_tiles + i % kStages * kRows * kK,
+        RowsOf(x, chunk, x_head, block_index.key_slice * kK, args.head_dim_k), chunk.length);
+    LoadTerms<kTerms, kV, kThreads>(
+        y_tiles + i % kStages * kRows * kV,
+        RowsOf(y, chunk, y_head, block_index.slice * kV, args.head_dim_v), chunk.length);
     CpAsyncCommit();
     if (WarpId() == 0)
       FillDecayTables(tables[i % 2], args, chunk, block_index.head, params.row_scales);
@@ -63,20 +65,23 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   float state[kV / 8][4];
   Clear(state);
   float log2_transition = 0;
-  load(0);
+  if (kStages == 2) load(0);
 #pragma unroll 1
   for (int i = 0; i < num_chunks; ++i) {
     const bool resets = (chunk_at(i).flags & kChunkResets) != 0;
+    if (kStages == 1) load(i);
     CpAsyncWait<0>();
     __syncthreads();
-    load(i + 1);
+    if (kStages == 2) load(i + 1);
     const DecayTables& table = tables[i % 2];
     log2_transition = ExtendTransition<kReverse>(log2_transition, table.log2_transition, resets);
     if (!kReverse && resets) Clear(state);
     Scale(state, table.transition);
-    AccumulateOuter<kK, kV>(state, x_tiles + i % 2 * kChunk * kK, y_tiles + i % 2 * kChunk * kV,
-                            kReverse ? table.incoming : table.outgoing_scaled);
+    AccumulateOuter<kTerms, kK, kV>(state, x_tiles + i % kStages * kRows * kK,
+                                    y_tiles + i % kStages * kRows * kV,
+                                    kReverse ? table.incoming : table.outgoing_scaled);
     if (kReverse && resets) Clear(state);
+    if (kStages == 1) __syncthreads();
   }
   const StateRows rows = {args.head_dim_k, args.head_dim_v,
                           block_index.key_slice * kK + WarpId() * 16, block_index.slice * kV};
@@ -88,10 +93,10 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     params.log_transition[block_index.piece] = log2_transition * params.transition_unit;
 }
 
-template <int kK, int kV>
+template <int kK, int kV, int kTerms>
 void LaunchStateScan(const StateScanParams& params, cudaStream_t stream) {
-  using Forward = StateScanConfig<kK, kV, false>;
-  using Reverse = StateScanConfig<kK, kV, true>;
+  using Forward = StateScanConfig<kK, kV, false, kTerms>;
+  using Reverse = StateScanConfig<kK, kV, true, kTerms>;
   const unsigned blocks = NumBlocks(params.args, params.shape);
   if (params.reverse) {
     Launch({blocks, Reverse::kThreads, Reverse::kSmemBytes, "decay attention reverse segments"},
@@ -111,13 +116,13 @@ void LaunchStateScan(const StateScanParams& params, cudaStream_t stream) {
 // Shared memory in KiB, K = V = 128:
 //   | 4 x (x [16, K] 4 | y [16, V] 4 | G and log2 of it 1) | = kSmemBytes
 
-template <int kK_, int kV_, bool kReverse_>
+template <int kK_, int kV_, bool kReverse_, int kTerms_>
 struct ChannelStateScanConfig {
-  static constexpr int kK = kK_, kV = kV_;
+  static constexpr int kK = kK_, kV = kV_, kTerms = kTerms_;
   static constexpr bool kReverse = kReverse_;
   static constexpr int kWarps = kK / 16, kThreads = 32 * kWarps;
   static constexpr int kMinBlocksPerSm = kV == 64 && kK == 64 ? 3 : 1;
-  static constexpr int kSmemBytes = ChannelStateScanBytes(kK, kV);
+  static constexpr int kSmemBytes = ChannelStateScanBytes(kK, kV, kTerms);
 };
 
 // S' = G S + (c k Q)^T v, or R' = G R + (scale q P)^T dout. The barrier of a tile: it is loaded,
@@ -126,12 +131,14 @@ template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     ChannelStateScanKernel(const StateScanParams params) {
   constexpr int kK = Config::kK, kV = Config::kV, kThreads = Config::kThreads;
+  constexpr int kTerms = Config::kTerms;
   constexpr bool kReverse = Config::kReverse;
-  using Offsets = OperandOffsets<kK>;
+  using Offsets = OperandOffsets<kK, kTerms>;
+  using T = typename Unsplit<kTerms>::Type;
   HL_DYNAMIC_SMEM(raw);
   SmemCarver carver(raw);
-  bf16* const x_tiles = carver.Take<bf16>(kTileStages * kTile * kK);
-  bf16* const y_tiles = carver.Take<bf16>(kTileStages * kTile * kV);
+  bf16* const x_tiles = carver.Take<bf16>(kTileStages * kTerms * kTile * kK);
+  T* const y_tiles = carver.Take<T>(kTileStages * kTile * kV);
   float* const transitions = carver.Take<float>(kTileStages * 2 * kK);  // G and its log2
   StagedTile* const tiles = carver.Take<StagedTile>(kTileStages);
 
@@ -151,7 +158,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     const char* const source = static_cast<const char*>(params.operands) +
                                tiles_of_head.Index(staged.chunk, staged.row) * Offsets::kBytes;
     CopyUnits<kThreads, 0, Offsets::kRows>(
-        reinterpret_cast<unsigned char*>(x_tiles + stage * kTile * kK),
+        reinterpret_cast<unsigned char*>(x_tiles + stage * kTerms * kTile * kK),
         source + (kReverse ? Offsets::kQ : Offsets::kKeys));
     CopyUnits<kThreads, 0, 2 * kK * 4>(
         reinterpret_cast<unsigned char*>(transitions + stage * 2 * kK),
@@ -172,8 +179,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
       log2_transition =
           ExtendTransition<kReverse>(log2_transition, transition[kK + channel], resets);
     if (!kReverse && resets) Clear(state);
-    AdvanceState<kK, kV>(state, x_tiles + stage * kTile * kK, y_tiles + stage * kTile * kV,
-                         transition);
+    AdvanceState<kTerms, kK, kV>(state, x_tiles + stage * kTerms * kTile * kK,
+                                 y_tiles + stage * kTile * kV, transition);
     if (kReverse && resets) Clear(state);
   });
   const int first = block_index.key_slice * kK;
@@ -188,10 +195,10 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
         log2_transition * params.transition_unit;
 }
 
-template <int kK, int kV>
+template <int kK, int kV, int kTerms>
 void LaunchChannelStateScan(const StateScanParams& params, cudaStream_t stream) {
-  using Forward = ChannelStateScanConfig<kK, kV, false>;
-  using Reverse = ChannelStateScanConfig<kK, kV, true>;
+  using Forward = ChannelStateScanConfig<kK, kV, false, kTerms>;
+  using Reverse = ChannelStateScanConfig<kK, kV, true, kTerms>;
   const unsigned blocks = NumBlocks(params.args, params.shape);
   if (params.reverse) {
     Launch({blocks, Reverse::kThreads, Reverse::kSmemBytes,

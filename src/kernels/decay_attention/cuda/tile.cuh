@@ -87,6 +87,20 @@ HL_DEVICE void ScaleColumns(uint32_t (&a)[4], const float* factor, int k) {
   a[2] = ScalePair(a[2], f8, f9);
   a[3] = ScalePair(a[3], f8, f9);
 }
+template <int kTerms>
+HL_DEVICE void ScaleColumns(Fragment<kTerms>& a, const float* factor, int k) {
+  if constexpr (kTerms == 1) {
+    ScaleColumns(a.terms[0], factor, k);
+  } else {
+    const int column = k + FreshLaneId() % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 pair = FragmentPair(a, i);
+      const int first = column + i / 2 * 8;
+      SplitPair(a.terms[0][i], a.terms[1][i], pair.x * factor[first], pair.y * factor[first + 1]);
+    }
+  }
+}
 
 // ---- decay tables of a chunk, for one decay factor per token ----
 
@@ -290,24 +304,35 @@ HL_DEVICE void StoreTokens(const float (&d)[kChunk / 8][4], bf16* stage, const R
 // ---- states, 16 rows per warp ----
 
 // acc += x^T diag(factor) y over the chunk's tokens: x [64, kX], y [64, kY], acc [kX rows of the
-// warp, kY].
-template <int kX, int kY>
+// warp, kY]. With two terms, the chunk's sum starts from zero: tensor cores truncate what they add
+// to, and a state is a sum over all chunks.
+template <int kTerms, int kX, int kY>
 HL_DEVICE void AccumulateOuter(float (&acc)[kY / 8][4], const bf16* x, const bf16* y,
                                const float* factor) {
   const int lane = FreshLaneId();
   const int columns_x = ColumnsFirst<kX>(lane);
   const int rows_y = RowsFirst<kY>(lane);
+  const auto add_chunk = [&](float(&sum)[kY / 8][4]) {
 #pragma unroll 1
-  for (int s = 0; s < kChunk; s += 16) {
-    uint32_t a[4];
-    LoadFragment<kX, true>(a, x, columns_x, s, WarpId() * 16);
-    ScaleColumns(a, factor, s);
+    for (int s = 0; s < kChunk; s += 16) {
+      Fragment<kTerms> a;
+      LoadFragment<kX, true>(a, x, kChunk * kX, columns_x, s, WarpId() * 16);
+      ScaleColumns(a, factor, s);
 #pragma unroll
-    for (int n = 0; n < kY / 16; ++n) {
-      uint32_t b[4];
-      LoadFragment<kY, true>(b, y, rows_y, s, 16 * n);
-      MmaPair(acc[2 * n], acc[2 * n + 1], a, b);
+      for (int n = 0; n < kY / 16; ++n) {
+        Fragment<kTerms> b;
+        LoadFragment<kY, true>(b, y, kChunk * kY, rows_y, s, 16 * n);
+        MmaPair(sum[2 * n], sum[2 * n + 1], a, b);
+      }
     }
+  };
+  if constexpr (kTerms == 1) {
+    add_chunk(acc);
+  } else {
+    float sum[kY / 8][4];
+    Clear(sum);
+    add_chunk(sum);
+    Add(acc, sum);
   }
 }
 

@@ -40,7 +40,7 @@ size_t OperandBytes(const DecayAttentionArgs& args, const BatchTile& batch_tile,
   if (!IsPerChannel(args.decay_kind)) return 0;
   const int64_t tiles =
       decay::MaxTilesInBatchTile(args, batch_tile.num_sequences, SlicesOf(args, block).keys);
-  return static_cast<size_t>(tiles) * decay::ChannelOperandBytes(block.k);
+  return static_cast<size_t>(tiles) * decay::ChannelOperandBytes(block.k, NumTerms(args));
 }
 // The same in chunks, for the wgmma scan.
 size_t ChunkOperandBytes(const DecayAttentionArgs& args, const BatchTile& batch_tile) {
@@ -81,12 +81,15 @@ size_t Rows(const DecayAttentionArgs& args, int batch) {
   return size_t{1} * batch * args.seq_len * args.num_heads;
 }
 bool IsNormalised(const DecayAttentionArgs& args) { return args.norm_kind == NormKind::kSumOfKeys; }
-// The number of rows [K] in all saved states of a forward; with the normaliser, states have two
-// terms.
+// Whether a saved state has two terms of bf16: for fp32 operands, and with the normaliser.
+bool HasTwoTerms(const DecayAttentionArgs& args) {
+  return IsNormalised(args) || NumTerms(args) == 2;
+}
+// The number of rows [K] in all saved states of a forward.
 size_t CheckpointRows(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
   const auto slots = static_cast<size_t>(
       NumCheckpointSlots(args.num_chunks, args.num_sequences, plan.checkpoint_every));
-  return (IsNormalised(args) ? 2 : 1) * slots * args.num_heads * args.head_dim_k;
+  return (HasTwoTerms(args) ? 2 : 1) * slots * args.num_heads * args.head_dim_k;
 }
 bool HasConstantDecay(const DecayAttentionArgs& args) {
   return args.decay_kind != DecayKind::kNone && !IsPerToken(args.decay_kind);
@@ -135,7 +138,7 @@ void AddScanBackward(const DecayAttentionArgs& args, const DecayAttentionPlan& p
                                            : OperandBytes(args, batch_tile, plan.backward));
   layout.products =
       regions.Add(plan.backward_warpgroups ? 0 : ProductBytes(args, batch_tile, plan.backward));
-  const size_t state = size_t{1} * plan.backward.k * plan.backward.v * kHalf;
+  const size_t state = NumTerms(args) * size_t{1} * plan.backward.k * plan.backward.v * kHalf;
   if (plan.backward_warpgroups) {
     const size_t states =
         decay::MaxStatesInBatchTile(args, batch_tile.num_sequences, slices.count());

@@ -102,8 +102,9 @@ size_t ForwardWorkspaceBytes(const DecayAttentionArgs& args, const DecayAttentio
 // With wgmma, the maximum of both backward kernels, because ScanBackward can fall back to the other
 // one.
 size_t BackwardWorkspaceBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
-// bf16 [num_chunks / every + num_sequences, H, K, V]. With the normaliser, two terms of that,
-// followed by the same for z. 0 on the SIMT route, which recomputes states.
+// bf16 [num_chunks / every + num_sequences, H, K, V]; for fp32 operands, two terms of that. With
+// the normaliser, two terms of that, followed by the same for z. 0 on the SIMT route, which
+// recomputes states.
 size_t CheckpointBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
 // The offset of z in the checkpoints.
 size_t NormCheckpoints(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);

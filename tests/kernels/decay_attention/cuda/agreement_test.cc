@@ -38,12 +38,13 @@ void ExpectAgreement(const ProblemShape& shape) {
 }
 
 TEST(CudaAgreement, OneProblemOfEachKind) {
-  for (const DType dtype : {DType::kBF16, DType::kF32})
+  for (const auto& [dtype, simt] : kOperandRoutes)
     for (const DecayKind kind : {DecayKind::kNone, DecayKind::kPerHead, DecayKind::kPerHeadChannel,
                                  DecayKind::kPerToken, DecayKind::kPerTokenChannel}) {
       ProblemShape shape = {.batch = 2, .seq_len = 75, .heads = 2, .dim_k = 40, .dim_v = 72};
       shape.kind = kind;
       shape.dtype = dtype;
+      shape.simt = simt;
       shape.q_heads = shape.k_heads = shape.decay_heads = 1;
       shape.key_scale = true;
       shape.document_starts = {20, 75, 139};

@@ -41,12 +41,13 @@ TEST(CudaBadInput, ConstantDecaysWithGaps) {
 // gradient.
 TEST(CudaEmpty, NoTokensAndNoRows) {
   if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
-  for (const DType dtype : {DType::kBF16, DType::kF32})
+  for (const auto& [dtype, simt] : kOperandRoutes)
     for (const DecayKind kind : {DecayKind::kNone, DecayKind::kPerHead, DecayKind::kPerHeadChannel,
                                  DecayKind::kPerToken, DecayKind::kPerTokenChannel})
       for (const bool norm : {false, true}) {
         ProblemShape shape = {.batch = 2, .seq_len = 0, .dim_k = 24, .dim_v = 40, .kind = kind};
         shape.dtype = dtype;
+        shape.simt = simt;
         shape.norm = norm;
         SCOPED_TRACE(shape.Name());
         Problem no_tokens(shape);
@@ -146,10 +147,11 @@ TEST(CudaNan, StaysInItsDocumentAndHeadAndAfterItsToken) {
   ProblemShape shape = {.seq_len = kNanTokens, .heads = 2, .dim_k = 20, .dim_v = 24};
   shape.document_starts = {70};
   shape.key_scale = true;
-  for (const DType dtype : {DType::kBF16, DType::kF32})
+  for (const auto& [dtype, simt] : kOperandRoutes)
     for (const DecayKind kind : {DecayKind::kPerHead, DecayKind::kPerHeadChannel,
                                  DecayKind::kPerToken, DecayKind::kPerTokenChannel}) {
       shape.dtype = dtype;
+      shape.simt = simt;
       shape.kind = kind;
       Problem clean(shape);
       clean.Forward(/*with_checkpoints=*/true);
@@ -159,7 +161,7 @@ TEST(CudaNan, StaysInItsDocumentAndHeadAndAfterItsToken) {
         ExpectNanStays(clean, &Problem::k_, nan, nan.token);
         // On tensor cores it is multiplied with the zeros above the diagonal of its tile.
         const int tile = nan.begin + (nan.token - nan.begin) / 16 * 16;
-        ExpectNanStays(clean, &Problem::v_, nan, dtype == DType::kBF16 ? tile : nan.token);
+        ExpectNanStays(clean, &Problem::v_, nan, simt ? nan.token : tile);
         ExpectNanStays(clean, &Problem::key_scale_, nan, nan.token);
         if (IsPerToken(kind)) ExpectNanStays(clean, &Problem::decay_, nan, nan.token);
       }

@@ -69,6 +69,7 @@ TEST(CudaBatchTiles, TokenByToken) {
       ProblemShape shape = InTurns(kind);
       shape.seq_len = 17;
       shape.dtype = DType::kF32;
+      shape.simt = true;
       shape.norm = norm;
       ExpectGradients(shape);
     }

@@ -114,6 +114,7 @@ TEST(CudaBounds, TokenByToken) {
       ProblemShape shape = Ragged(kind, 1);
       shape.seq_len = 70;
       shape.dtype = DType::kF32;
+      shape.simt = true;
       shape.norm = norm;
       shape.key_scale = true;
       ExpectWithinBounds(shape);

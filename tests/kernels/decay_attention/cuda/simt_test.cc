@@ -18,7 +18,8 @@ TEST(CudaSimt, KindsAndNormaliser) {
                        .dim_v = 40,
                        .kind = kind,
                        .dtype = DType::kF32,
-                       .norm = norm});
+                       .norm = norm,
+                       .simt = true});
     }
 }
 
@@ -32,7 +33,8 @@ TEST(CudaSimt, AnyLength) {
                        .dim_v = 33,
                        .kind = DecayKind::kPerTokenChannel,
                        .dtype = DType::kF32,
-                       .norm = norm});
+                       .norm = norm,
+                       .simt = true});
 }
 
 // As on a device on which no scan fits.
@@ -73,7 +75,8 @@ TEST(CudaSimt, AdversarialDecays) {
                                   .dim_v = 17,
                                   .kind = kind,
                                   .dtype = DType::kF32,
-                                  .strength = strength};
+                                  .strength = strength,
+                                  .simt = true};
       SCOPED_TRACE(shape.Name());
       Problem problem(shape);
       problem.Forward();
@@ -98,7 +101,8 @@ TEST(CudaSimt, GrowthUpToSixtyAChunk) {
                                 .dim_v = 17,
                                 .kind = kind,
                                 .dtype = DType::kF32,
-                                .strength = Strength::kGrowth};
+                                .strength = Strength::kGrowth,
+                                .simt = true};
     Problem problem(shape);
     problem.Forward();
     problem.Backward();
@@ -113,7 +117,8 @@ TEST(CudaSimt, DecayNearOneOverManyTokens) {
                               .dim_k = 4,
                               .dim_v = 4,
                               .dtype = DType::kF32,
-                              .strength = Strength::kNearOne};
+                              .strength = Strength::kNearOne,
+                              .simt = true};
   Problem problem(shape);
   problem.Forward();
   ExpectClose(shape, problem.Compare(false), 5);
@@ -138,12 +143,21 @@ TEST(CudaSimt, SharedHeadsDocumentsAndSizes) {
                    .cu_seqlens = {0, 0, 7, 20}});
 }
 
+ProblemShape NarrowHead(DecayKind kind) {
+  return {.seq_len = 70,
+          .heads = 1,
+          .dim_k = 20,
+          .dim_v = 33,
+          .kind = kind,
+          .dtype = DType::kF32,
+          .simt = true};
+}
+
 TEST(CudaSimt, EarlierOutputsDoNotKnowOfLaterTokens) {
   if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
   for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerTokenChannel})
     for (const int token : {3, 64}) {
-      const ProblemShape shape = {
-          .seq_len = 70, .heads = 1, .dim_k = 20, .dim_v = 33, .kind = kind, .dtype = DType::kF32};
+      const ProblemShape shape = NarrowHead(kind);
       Problem before(shape), after(shape);
       for (int c = 0; c < shape.dim_k; ++c) {
         after.q_.Set(0, token, 0, c, 3);
@@ -161,9 +175,7 @@ TEST(CudaSimt, GradientsDoNotKnowOfEarlierOutputs) {
   if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
   for (const DecayKind kind : {DecayKind::kPerToken, DecayKind::kPerTokenChannel})
     for (const int token : {3, 63, 64})
-      ExpectGradientsKnowLaterOutputsOnly(
-          {.seq_len = 70, .heads = 1, .dim_k = 20, .dim_v = 33, .kind = kind, .dtype = DType::kF32},
-          token);
+      ExpectGradientsKnowLaterOutputsOnly(NarrowHead(kind), token);
 }
 
 // Steps from the initial state equal the forward.

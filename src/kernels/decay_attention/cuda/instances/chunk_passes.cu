@@ -1,4 +1,4 @@
-// The kernels around the scans of bf16 heads: states of segments, and the operands and gradients of
+// The kernels around the scans: states of segments, and the operands and gradients of
 // per-channel decays. All but the states of segments process chunks or tiles independently.
 #include "kernels/decay_attention/cuda/channel_chunk_gradients.cuh"
 #include "kernels/decay_attention/cuda/channel_chunk_operands.cuh"
@@ -21,5 +21,10 @@ template void LaunchChannelGradients<128>(const ChannelGradientsParams&, cudaStr
   template void LaunchStateScan<K, V>(const StateScanParams&, cudaStream_t); \
   template void LaunchChannelStateScan<K, V>(const StateScanParams&, cudaStream_t);
 #include "kernels/decay_attention/cuda/instances/instances.inc"
+
+template void LaunchChannelOperands<64, 2>(const ChannelOperandsParams&, cudaStream_t);
+template void LaunchChannelGradients<64, 2>(const ChannelGradientsParams&, cudaStream_t);
+template void LaunchStateScan<64, 64, 2>(const StateScanParams&, cudaStream_t);
+template void LaunchChannelStateScan<64, 64, 2>(const StateScanParams&, cudaStream_t);
 
 }  // namespace halflife::kernels::decay

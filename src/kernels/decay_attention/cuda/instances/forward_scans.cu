@@ -1,4 +1,4 @@
-// The forward scans of bf16 heads, for all compiled blocks.
+// The forward scans for all compiled blocks.
 #include "kernels/decay_attention/cuda/channel_scan.cuh"
 #include "kernels/decay_attention/cuda/chunk_scan.cuh"
 
@@ -8,5 +8,8 @@ namespace halflife::kernels::decay {
   template void LaunchChunkScan<K, V>(const ChunkScanParams&, cudaStream_t); \
   template void LaunchChannelScan<K, V>(const ChunkScanParams&, cudaStream_t);
 #include "kernels/decay_attention/cuda/instances/instances.inc"
+
+template void LaunchChunkScan<64, 64, 2>(const ChunkScanParams&, cudaStream_t);
+template void LaunchChannelScan<64, 64, 2>(const ChunkScanParams&, cudaStream_t);
 
 }  // namespace halflife::kernels::decay

@@ -1,4 +1,4 @@
-// The reverse scans of bf16 heads, for all compiled blocks.
+// The reverse scans for all compiled blocks.
 #include "kernels/decay_attention/cuda/channel_reverse_scan.cuh"
 #include "kernels/decay_attention/cuda/reverse_scan.cuh"
 
@@ -8,5 +8,8 @@ namespace halflife::kernels::decay {
   template void LaunchReverseScan<K, V>(const ReverseScanParams&, int shared_limit, cudaStream_t); \
   template void LaunchChannelReverseScan<K, V>(const ReverseScanParams&, cudaStream_t);
 #include "kernels/decay_attention/cuda/instances/instances.inc"
+
+template void LaunchReverseScan<64, 64, 2>(const ReverseScanParams&, int, cudaStream_t);
+template void LaunchChannelReverseScan<64, 64, 2>(const ReverseScanParams&, cudaStream_t);
 
 }  // namespace halflife::kernels::decay
