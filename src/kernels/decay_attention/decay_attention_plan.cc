@@ -188,9 +188,13 @@ void ChooseBatchTiles(const DecayAttentionArgs& args, const DeviceLimits& limits
                                 backward_bytes);
 }
 
-// Sets the blocks, the batch tiles and the segments of both directions.
-void DeviceSchedule(const DecayAttentionArgs& args, const DeviceLimits& limits,
+// Sets the blocks, the batch tiles and the segments of both directions. The sizes of workspaces are
+// those of rows that are one document each, so that a plan depends neither on the boundaries of
+// documents nor on unused entries of a table: a recorded graph has the bits of any launch.
+void DeviceSchedule(const DecayAttentionArgs& given, const DeviceLimits& limits,
                     int requested_batch_tiles, DecayAttentionPlan& plan) {
+  DecayAttentionArgs args = given;
+  args.num_chunks = args.batch * ((args.seq_len + decay::kChunk - 1) / decay::kChunk);
   plan.is_cuda = true;
   plan.forward = cuda::ForwardBlock(args, limits.shared_memory_bytes);
   plan.backward = cuda::BackwardBlock(args, limits.shared_memory_bytes);
@@ -215,15 +219,12 @@ void DeviceSchedule(const DecayAttentionArgs& args, const DeviceLimits& limits,
   plan.backward_warpgroups = limits.warpgroups && cuda::CanUseWgmmaBackward(args, plan.backward);
   ChooseBatchTiles(args, limits, requested_batch_tiles, plan);
   // The states of all chunks of a row may need too much memory, and more than the scan by warps
-  // (not with decays of channels). This is decided by the row's length, so that it does not depend
-  // on document boundaries.
-  DecayAttentionArgs by_length = args;
-  by_length.num_chunks = args.batch * ((args.seq_len + decay::kChunk - 1) / decay::kChunk);
+  // (not with decays of channels).
   DecayAttentionPlan by_warps = plan;
   by_warps.backward_warpgroups = false;
-  const size_t bytes = cuda::BackwardWorkspaceBytes(by_length, plan);
+  const size_t bytes = cuda::BackwardWorkspaceBytes(args, plan);
   if (plan.backward_warpgroups && bytes > cuda::WorkspaceLimit(args) &&
-      bytes > cuda::BackwardWorkspaceBytes(by_length, by_warps)) {
+      bytes > cuda::BackwardWorkspaceBytes(args, by_warps)) {
     plan.backward_warpgroups = false;
     ChooseBatchTiles(args, limits, requested_batch_tiles, plan);
   }

@@ -67,7 +67,8 @@ struct DeltaRuleArgs {
   // is one row of packed sequences, each of these. Sequence n owns chunks [sequence_begin[n],
   // sequence_begin[n + 1]), in order. If it has no chunks, its final state is its initial state.
   int num_sequences = 0, num_chunks = 0;
-  // [num_chunks], of at most kDeltaChunkSize tokens; built by MakeChunkTable
+  // [num_chunks], of at most kDeltaChunkSize tokens; built by MakeChunkTable. The entries from
+  // sequence_begin[num_sequences] on are unused.
   const ChunkEntry* chunks = nullptr;
   const int32_t* sequence_begin = nullptr;  // [num_sequences + 1]
 

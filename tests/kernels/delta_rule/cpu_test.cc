@@ -373,6 +373,16 @@ TEST(DeltaRuleCpu, DocumentStartsEqualSeparateDocuments) {
 
 // ---- properties in bits ----
 
+TEST(DeltaRuleCpu, UnusedChunksChangeNoBit) {
+  for (const DeltaDecay decay : kDecays) {
+    Problem problem = MakeProblem(
+        {.T = 100, .per_head = 2, .decay = decay, .document_starts = {0, 10, 100, 164}}, 44);
+    const Result want = RunCpu<float>(problem);
+    problem.config.unused_chunks = 5;
+    ExpectSameBits(problem, RunCpu<float>(problem), want);
+  }
+}
+
 TEST(DeltaRuleCpu, LaterTokensDoNotChangeEarlierOutputs) {
   for (const DeltaDecay decay : kDecays)
     for (const int changed : {1, 15, 16, 40, 63, 64, 100}) {

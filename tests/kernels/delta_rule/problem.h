@@ -52,6 +52,7 @@ struct Case {
   bool warpgroups = false;                    // CUDA: by Hopper's instructions
   std::vector<int32_t> document_starts = {};  // b T + t
   std::vector<int32_t> cu_seqlens = {};       // requires B = 1
+  int unused_chunks = 0;                      // entries of the table after the chunks
 
   int value_heads() const { return H * per_head; }
   int num_sequences() const {

@@ -89,6 +89,7 @@ struct Call {
                             .chunk_size = c.chunk_size,
                             .document_starts = c.document_starts,
                             .cu_seqlens = c.cu_seqlens});
+    table.chunks.resize(table.chunks.size() + c.unused_chunks);
     const int64_t T = c.T, H = c.H, HV = c.value_heads(), K = c.K, V = c.V;
     const int64_t decays = c.decay == DeltaDecay::kPerTokenChannel ? K : 1;
     DeltaRuleArgs& args = grads.forward;

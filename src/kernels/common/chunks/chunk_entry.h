@@ -10,7 +10,7 @@ namespace halflife::kernels {
 struct ChunkEntry {
   int64_t token;    // first token, counted within its row
   int32_t row;      // index into the batch
-  int32_t length;   // 1 .. chunk_size
+  int32_t length;   // 1 .. chunk_size; 0: an unused entry, which belongs to no sequence
   uint32_t flags;   // bits of ChunkFlag
   int32_t padding;  // makes the size a multiple of 8 on every platform
 };

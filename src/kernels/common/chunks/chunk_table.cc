@@ -83,6 +83,12 @@ ChunkTable MakeChunkTable(const ChunkTableConfig& config) {
     CutSequence(config, packed ? 0 : static_cast<int32_t>(n), begin, end, next_start, table.chunks);
     table.sequence_begin.push_back(static_cast<int32_t>(table.chunks.size()));
   }
+  if (config.capacity == 0) return table;
+  const auto num_chunks = static_cast<int64_t>(table.chunks.size());
+  HL_CHECK(num_chunks <= config.capacity, "chunk table: ", num_chunks,
+           " chunks do not fit a capacity of ", config.capacity,
+           ". Use the capacity of MaxNumChunks().");
+  table.chunks.resize(static_cast<size_t>(config.capacity), ChunkEntry{});
   return table;
 }
 

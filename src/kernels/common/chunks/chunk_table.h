@@ -26,11 +26,21 @@ struct ChunkTableConfig {
   // initial and final state. Values must not decrease; equal neighbours make a sequence without
   // tokens.
   std::span<const int32_t> cu_seqlens = {};
+  // The number of entries of the table; 0: one for each chunk. The entries that are not needed
+  // follow the chunks, have length 0 and belong to no sequence. Tables of one capacity can be read
+  // by the same recorded launches.
+  int64_t capacity = 0;
 };
 struct ChunkTable {
   std::vector<ChunkEntry> chunks;
   std::vector<int32_t> sequence_begin;
 };
+// The number of chunks is at most this, for rows with this many documents in all, of which one
+// starts (or continues) at the start of each row.
+constexpr int64_t MaxNumChunks(int64_t batch, int64_t seq_len, int64_t chunk_size,
+                               int64_t num_documents) {
+  return batch * ((seq_len + chunk_size - 1) / chunk_size) + num_documents - batch;
+}
 // Throws an error (exit 3), with the index, for limits that are out of order or out of range.
 ChunkTable MakeChunkTable(const ChunkTableConfig& config);
 

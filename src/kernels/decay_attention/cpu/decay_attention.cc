@@ -53,7 +53,8 @@ constexpr PlanLimits kPlanLimits = {.device = "the CPU",
 void CheckPlan(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                size_t workspace_bytes) {
   CheckPlanAndTable(args, plan, kPlanLimits, workspace_bytes);
-  for (int i = 0; i < args.num_chunks; ++i) {
+  const int used = args.num_sequences > 0 ? args.sequence_begin[args.num_sequences] : 0;
+  for (int i = 0; i < used; ++i) {
     const ChunkEntry& chunk = args.chunks[i];
     HL_CHECK(chunk.length >= 1 && chunk.length <= plan.chunk_size && chunk.row >= 0 &&
                  chunk.row < args.batch && chunk.token >= 0 &&

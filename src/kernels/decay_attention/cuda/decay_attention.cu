@@ -92,7 +92,8 @@ void SumConstantDecay(const DecayAttentionGradArgs& grads, const DecayAttentionP
   decay::LaunchReduceConstant(
       {At<float>(args.workspace, layout.dlambda), static_cast<float*>(grads.dlog_decay.data),
        layout.slices.decays, sums.num_sequences, sums.pieces, args.num_heads, args.num_decay_heads,
-       sums.width},
+       sums.width, sums.pieces_of_chunk > 0 ? args.sequence_begin + args.num_sequences : nullptr,
+       sums.pieces_of_chunk},
       stream);
 }
 
@@ -297,7 +298,8 @@ void SimtBackward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan&
   decay::LaunchReduceConstant(
       {At<float>(args.workspace, layout.dlambda), static_cast<float*>(grads.dlog_decay.data),
        /*num_slices=*/1, args.num_sequences, /*num_segments=*/layout.slices.keys, args.num_heads,
-       args.num_decay_heads, IsPerChannel(args.decay_kind) ? args.head_dim_k : 1},
+       args.num_decay_heads, IsPerChannel(args.decay_kind) ? args.head_dim_k : 1,
+       /*num_chunks=*/nullptr, /*parts_of_chunk=*/0},
       stream);
 }
 

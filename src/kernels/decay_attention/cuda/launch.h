@@ -194,11 +194,14 @@ struct ReduceHeadsParams {
 void LaunchReduceHeads(const ReduceHeadsParams& params, cudaStream_t stream);
 
 // out[h', c] is the sum of partial[slice, sequence, h, segment, c] over sequences, segments, slices
-// and the heads h that share h'.
+// and the heads h that share h'. If num_chunks is not null, the segments are parts of chunks, and
+// only those of the first *num_chunks chunks are added: a table may have unused entries.
 struct ReduceConstantParams {
   const float* partial;
   float* out;
   int num_slices, num_sequences, num_segments, num_heads, num_out_heads, dim;
+  const int32_t* num_chunks;  // in the device's memory
+  int parts_of_chunk;
 };
 void LaunchReduceConstant(const ReduceConstantParams& params, cudaStream_t stream);
 

@@ -1,5 +1,9 @@
 // The second stages of decay attention: the scan over segments, and sums of partial gradients in a
 // fixed order.
+#include <cstdint>
+#include <limits>
+
+#include "core/error.h"
 #include "kernels/common/cuda/device.h"
 #include "kernels/decay_attention/cuda/launch.h"
 
@@ -151,14 +155,18 @@ __global__ void __launch_bounds__(kThreads)
   const int item = static_cast<int>(blockIdx.x) * (kThreads / 32) + WarpId();
   if (item >= params.num_out_heads * params.dim) return;
   const int head = item / params.dim, c = item % params.dim;
+  const int segments = params.num_chunks == nullptr ? params.num_segments
+                                                    : *params.num_chunks * params.parts_of_chunk;
   // The heads that share an output are adjacent within a sequence.
-  const int own = params.num_heads / params.num_out_heads * params.num_segments;
+  const int sharing = params.num_heads / params.num_out_heads, own = sharing * segments;
   const int64_t in_sequence = int64_t{1} * params.num_heads * params.num_segments;
   const int64_t pieces = in_sequence * params.num_sequences;
-  const int64_t count = int64_t{1} * own * params.num_sequences;
+  const int count = own * params.num_sequences;  // fits: see LaunchReduceConstant
   float sum = 0;
-  for (int64_t i = LaneId(); i < count; i += 32) {
-    const int64_t piece = i / own * in_sequence + int64_t{1} * head * own + i % own;
+  for (int i = LaneId(); i < count; i += 32) {
+    const int at = i % own;
+    const int64_t at_head = head * sharing + at / segments;
+    const int64_t piece = i / own * in_sequence + at_head * params.num_segments + at % segments;
     for (int slice = 0; slice < params.num_slices; ++slice)
       sum += params.partial[(slice * pieces + piece) * params.dim + c];
   }
@@ -182,6 +190,11 @@ void LaunchReduceHeads(const ReduceHeadsParams& params, cudaStream_t stream) {
     Launch(ShapeFor(items, "decay attention sum over heads"), stream, ReduceHeadsKernel, params);
 }
 void LaunchReduceConstant(const ReduceConstantParams& params, cudaStream_t stream) {
+  constexpr int64_t kMax = std::numeric_limits<int32_t>::max() - 32;  // a lane's next index
+  const int64_t pieces = int64_t{1} * params.num_heads * params.num_segments * params.num_sequences;
+  HL_CHECK_AS(ExitCode::kUsage, pieces <= kMax,
+              "decay attention: the gradient of a constant decay ", "is a sum of ", pieces,
+              " parts, above the limit of ", kMax, ". Split the batch.");
   Launch(ShapeFor(int64_t{32} * params.num_out_heads * params.dim,
                   "decay attention sum of constant decays' gradients"),
          stream, ReduceConstantKernel, params);

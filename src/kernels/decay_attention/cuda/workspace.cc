@@ -206,10 +206,11 @@ namespace halflife::kernels::cuda {
 
 DecaySums DecaySumsOf(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
   if (plan.backward_warpgroups)
-    return {1, args.num_chunks, IsPerChannel(args.decay_kind) ? args.head_dim_k : 1};
+    return {1, args.num_chunks, IsPerChannel(args.decay_kind) ? args.head_dim_k : 1, 1};
+  constexpr int kTilesOfChunk = decay::kChunk / decay::kTile;
   if (IsPerChannel(args.decay_kind))
-    return {1, args.num_chunks * (decay::kChunk / decay::kTile), args.head_dim_k};
-  return {args.num_sequences, std::max(plan.backward_segments, 1), 1};
+    return {1, args.num_chunks * kTilesOfChunk, args.head_dim_k, kTilesOfChunk};
+  return {args.num_sequences, std::max(plan.backward_segments, 1), 1, 0};
 }
 int NumMeanPieces(const DecayAttentionArgs& args) {
   return (args.seq_len + decay::kMeanTokens - 1) / decay::kMeanTokens;

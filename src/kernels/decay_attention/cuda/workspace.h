@@ -84,6 +84,7 @@ struct BackwardLayout {
 // with per-channel decays, tiles of the whole batch.
 struct DecaySums {
   int num_sequences, pieces, width;
+  int pieces_of_chunk;  // 0: the pieces are segments
 
   size_t count(int num_heads) const {
     return size_t{1} * num_sequences * num_heads * pieces * width;

@@ -25,7 +25,8 @@ constexpr const char* kDeltaRule = "delta rule";
 const Kernels& DeltaKernels() { return HL_FOR_INSTRUCTION_SET_IN_USE(delta::kKernels); }
 
 void CheckChunks(const DeltaRuleArgs& args) {
-  for (int i = 0; i < args.num_chunks; ++i) {
+  const int used = args.num_sequences > 0 ? args.sequence_begin[args.num_sequences] : 0;
+  for (int i = 0; i < used; ++i) {
     const ChunkEntry& chunk = args.chunks[i];
     HL_CHECK(chunk.length >= 1 && chunk.length <= kDeltaChunkSize && chunk.row >= 0 &&
                  chunk.row < args.batch && chunk.token >= 0 &&

@@ -267,6 +267,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const GradientShared<Config> smem(raw);
   const DeltaRuleArgs& args = params.grads.forward;
   GradientPlace place = MakeGradientPlace<Config>(args);
+  if (place.chunk.length == 0) return;
   StartRows(smem, args, place);
   __syncthreads();
   GradientSums<Config> sums;

@@ -56,6 +56,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const int first = static_cast<int>(blockIdx.x % slices) * Config::kValues;
   const int64_t index = blockIdx.x / slices;  // n HV + head
   const ChunkEntry chunk = args.chunks[index / args.num_value_heads];
+  if (chunk.length == 0) return;
   const int head = static_cast<int>(index % args.num_value_heads);
   LoadArray<kChunk, kThreads>(q, static_cast<const T*>(workspace.q_entry) + index * kChunk * kK,
                               kK);

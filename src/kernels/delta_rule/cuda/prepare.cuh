@@ -192,6 +192,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   const Workspace& workspace = params.workspace;
   ChunkPlace<T> place;
   place.chunk = args.chunks[blockIdx.x / args.num_value_heads];
+  if (place.chunk.length == 0) return;
   place.head = static_cast<int>(blockIdx.x % args.num_value_heads);
   place.index = blockIdx.x;
   place.scores = workspace.scores == nullptr

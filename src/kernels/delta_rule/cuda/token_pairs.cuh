@@ -111,6 +111,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const GradientShared<Config> smem(raw);
   const DeltaRuleArgs& args = params.grads.forward;
   GradientPlace place = MakeGradientPlace<Config>(args);
+  if (place.chunk.length == 0) return;
   StartRows(smem, args, place);
   FillDecayTables(*smem.tables, args, place.chunk, place.head);
   GradientSums<Config> sums;

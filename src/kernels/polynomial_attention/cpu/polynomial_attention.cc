@@ -26,7 +26,8 @@ constexpr const char* kKernel = "polynomial attention";
 const Kernels& KernelsOfMachine() { return HL_FOR_INSTRUCTION_SET_IN_USE(polynomial::kKernels); }
 
 void CheckChunks(const PolynomialAttentionArgs& args, const PolynomialAttentionPlan& plan) {
-  for (int i = 0; i < args.num_chunks; ++i) {
+  const int used = args.num_sequences > 0 ? args.sequence_begin[args.num_sequences] : 0;
+  for (int i = 0; i < used; ++i) {
     const ChunkEntry& chunk = args.chunks[i];
     HL_CHECK(chunk.length >= 1 && chunk.length <= plan.chunk_size && chunk.row >= 0 &&
                  chunk.row < args.batch && chunk.token >= 0 &&

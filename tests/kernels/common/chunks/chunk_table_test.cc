@@ -49,6 +49,26 @@ TEST(ChunkTable, NoChunkSpansTwoDocuments) {
             "(0:0+10R 0:10+64R 0:74+26 )(1:0+64 1:64+6 1:70+30R )");
 }
 
+TEST(ChunkTable, EntriesBeyondTheChunksBelongToNoSequence) {
+  const std::vector<int32_t> starts = {0, 10, 100, 170};
+  ChunkTableConfig config = {
+      .batch = 2, .seq_len = 100, .chunk_size = 64, .document_starts = starts};
+  const ChunkTable exact = MakeChunkTable(config);
+  EXPECT_EQ(exact.chunks.size(), 6u);
+  EXPECT_EQ(MaxNumChunks(2, 100, 64, /*num_documents=*/4), 6);
+  config.capacity = 9;
+  const ChunkTable padded = MakeChunkTable(config);
+  EXPECT_EQ(Text(padded), Text(exact));
+  EXPECT_EQ(padded.sequence_begin, exact.sequence_begin);
+  ASSERT_EQ(padded.chunks.size(), 9u);
+  for (size_t i = 6; i < 9; ++i) {
+    EXPECT_EQ(padded.chunks[i].length, 0);
+    EXPECT_EQ(padded.chunks[i].flags, 0u);
+  }
+  config.capacity = 5;
+  EXPECT_HL_ERROR(MakeChunkTable(config), ExitCode::kInternal, "6 chunks do not fit");
+}
+
 TEST(ChunkTable, PackedSequencesEachHaveTheirOwn) {
   const std::vector<int32_t> limits = {0, 0, 1, 64, 64, 129}, starts = {70};
   EXPECT_EQ(Text(MakeChunkTable({.batch = 1,

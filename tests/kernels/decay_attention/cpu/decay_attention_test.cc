@@ -139,6 +139,14 @@ TEST(DecayAttentionCpu, DocumentsResetTheState) {
   }
 }
 
+TEST(DecayAttentionCpu, UnusedChunksChangeNoBit) {
+  for (const DecayKind kind : kKinds) {
+    const RandomProblem problem =
+        MakeProblem({.T = 150, .kind = kind, .document_starts = {0, 1, 64, 100, 149, 170}}, 12);
+    ExpectSameBits(RunCpu<float>(problem, {.unused_chunks = 5}), RunCpu<float>(problem));
+  }
+}
+
 TEST(DecayAttentionCpu, SharedHeadsAreRepeatedOnes) {
   for (const DecayKind kind : kKinds) {
     const RandomProblem problem = MakeProblem({.T = 70,

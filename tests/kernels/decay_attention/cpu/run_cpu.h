@@ -15,6 +15,7 @@ struct RunConfig {
   int chunk_size = 64, num_segments = 1, checkpoint_every = 4;
   int block_groups = 0;  // Groups per block; 0: each head runs to its end.
   Layout layout = {};
+  int unused_chunks = 0;  // Entries of the table after the chunks.
 };
 
 // Bytes that are followed by a guard page.
@@ -71,6 +72,7 @@ struct CpuCall {
                             .chunk_size = run.chunk_size,
                             .document_starts = c().document_starts,
                             .cu_seqlens = c().cu_seqlens});
+    table.chunks.resize(table.chunks.size() + run.unused_chunks);
     const auto copy = [](const Values& x) { return std::vector<T>(x.begin(), x.end()); };
     initial_state = copy(problem.initial_state);
     initial_norm = copy(problem.initial_norm);

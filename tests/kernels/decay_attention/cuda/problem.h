@@ -46,6 +46,7 @@ struct ProblemShape {
   int shared_bytes = 227 << 10;              // The device's limit per block.
   bool simt = false, simt_backward = false;  // As if no tensor-core scan fits.
   std::vector<int32_t> document_starts, cu_seqlens;
+  int unused_chunks = 0;  // Entries of the table after the chunks.
   uint64_t seed = 1;
 
   ProblemConfig Config() const {
@@ -133,6 +134,7 @@ class Problem {
                              .chunk_size = 64,
                              .document_starts = c.document_starts,
                              .cu_seqlens = c.cu_seqlens});
+    table_.chunks.resize(table_.chunks.size() + shape.unused_chunks);
     const auto copy = [](const Values& x) { return std::vector<float>(x.begin(), x.end()); };
     initial_state_ = copy(values_.initial_state), dfinal_state_ = copy(values_.dfinal_state);
     initial_norm_ = copy(values_.initial_norm), dfinal_norm_ = copy(values_.dfinal_norm);
