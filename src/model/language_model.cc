@@ -323,4 +323,9 @@ std::string LanguageModel::LayerOfWholeRows() const {
   return FirstLayer([](const MixerTraits& traits) { return !traits.splits_rows; });
 }
 
+std::string LanguageModel::LayerOfFixedDocuments() const {
+  if (pooler_) return "the classifier";  // one row per document
+  return FirstLayer([](const MixerTraits& traits) { return !traits.replays_documents; });
+}
+
 }  // namespace halflife::model

@@ -164,6 +164,10 @@ class LanguageModel {
   // Returns the first layer that does not support rows whose slices are on several ranks, in the
   // same form.
   std::string LayerOfWholeRows() const;
+  // Returns the first layer whose launches depend on where documents start (MixerTraits), in the
+  // same form, or the head of a classifier. Empty: a recorded CUDA graph may be replayed for other
+  // documents.
+  std::string LayerOfFixedDocuments() const;
 
  private:
   at::Tensor Embed(const at::Tensor& tokens, const at::Tensor& positions,

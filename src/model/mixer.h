@@ -67,6 +67,9 @@ struct MixerTraits {
   bool causal_in_bits = true;
   // False: a row must be one document. Forward rejects slices with boundaries (kUsage).
   bool packs_documents = true;
+  // False: the launches of a forward depend on where documents start, so a recorded CUDA graph
+  // cannot be replayed for other documents. True: they only read the tensors of the slice.
+  bool replays_documents = true;
   // False: a row cannot be split over several ranks; models reject it with the mixer's name. True:
   // the mixer passes slice.segment to every kernel that reads earlier tokens.
   bool splits_rows = true;

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Trains a model and resumes the run from an earlier step. On a GPU, also trains on rows of one document, launched
-normally and replayed as CUDA graphs, which need such rows. Prints JSON.
+"""Trains a model and resumes the run from an earlier step. On a GPU, also replays micro-batches as CUDA graphs, of the same
+packed rows and of rows of one document, which are also launched normally. Prints JSON.
 
     python3 tools/gpu_session/whole_run.py build/cuda/src/cli/halflife --device cuda
     python3 tools/gpu_session/whole_run.py build/cpu/src/cli/halflife --device cpu --steps 6 --small
@@ -20,8 +20,6 @@ import sys
 import tempfile
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
-# What a run with train.cuda_graphs logs if it meets a row with several documents (train/step/micro_batch_graph.cc).
-LAUNCHED = "are launched normally"
 LONGEST = 90  # time limit of a command in seconds, so that a hang does not use up the session
 SMALL = ("model.num_layers=1", "model.model_dim=32", "model.mixer.gla.num_heads=2", "data.seq_len=64", "eval.windows=4",
          "eval.every=0")  # fmt: skip
@@ -89,12 +87,21 @@ class Runs:
         shutil.rmtree(steps[-1])
         run([*self.train, "--run", "resumed"], self.folder)
 
+    def replay(self, name: str, *more: str) -> None:
+        """Trains with CUDA graphs and requires that every step but the first few replays micro-batches."""
+        run([*self.train, *more, "--run", name, "--set", "train.cuda_graphs=true"], self.folder)
+        lines = (self.folder / name / "metrics.jsonl").read_text().splitlines()
+        replays = [line["replayed"] for line in map(json.loads, lines) if "replayed" in line]
+        if not replays or 0 in replays[len(replays) // 2 :]:
+            raise Failed(f"micro-batches that were replayed in each step: {replays}")
+
     def graphs(self) -> None:
-        whole = [*self.train, "--set", "data.path=whole"]
-        run([*whole, "--run", "launched"], self.folder)
-        done = run([*whole, "--run", "graphs", "--set", "train.cuda_graphs=true"], self.folder)
-        if LAUNCHED in done.stdout + done.stderr:
-            raise Failed("some micro-batches were not replayed")
+        whole = ["--set", "data.path=whole"]
+        run([*self.train, *whole, "--run", "launched"], self.folder)
+        self.replay("graphs", *whole)
+
+    def packed_graphs(self) -> None:
+        self.replay("packed_graphs")
 
     def is_equal(self, one: str, other: str) -> bool:
         return run([self.program, "ckpt", "diff", one, other], self.folder, good=(0, 1)).returncode == 0
@@ -110,7 +117,8 @@ def measure(options: argparse.Namespace, folder: pathlib.Path) -> dict:
     except Failed as failed:
         return {**result, "problems": [str(failed)]}
     # The CPU adds micro-batches in another order with graphs, so the checkpoints may differ there in the last bits.
-    pairs = (("resumed", "straight"), *([("graphs", "launched")] if options.device == "cuda" else []))
+    replayed = (("graphs", "launched"), ("packed_graphs", "straight")) if options.device == "cuda" else ()
+    pairs = (("resumed", "straight"), *replayed)
     for name, reference in pairs:
         try:
             getattr(runs, name)()

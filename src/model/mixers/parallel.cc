@@ -68,6 +68,7 @@ class Parallel : public Mixer {
       all.causal &= own.causal;
       all.causal_in_bits &= own.causal_in_bits;
       all.packs_documents &= own.packs_documents;
+      all.replays_documents &= own.replays_documents;
       all.splits_rows &= own.splits_rows;
       if (own.max_tokens > 0)
         all.max_tokens = std::min(own.max_tokens, all.max_tokens > 0 ? all.max_tokens : INT64_MAX);

@@ -77,7 +77,7 @@ ChosenRows ChooseRows(const LinearCrossEntropyInputs& inputs,
   const int64_t num_rows = inputs.hidden.size(0);
   const LinearCrossEntropyInputs all = {inputs.hidden, inputs.weight, inputs.targets.contiguous(),
                                         inputs.row_weights};
-  if (config.num_targets < 0 || 2 * config.num_targets > num_rows) return {all, {}, num_rows};
+  if (NumLossRows(config.num_targets, num_rows) == num_rows) return {all, {}, num_rows};
   if (all.targets.is_cpu()) {
     const auto* const target = all.targets.const_data_ptr<int64_t>();
     const auto found = std::count_if(target, target + num_rows, [](int64_t id) { return id >= 0; });

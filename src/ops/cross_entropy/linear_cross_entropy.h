@@ -53,6 +53,10 @@ at::Tensor LinearLogits(const at::Tensor& hidden, const at::Tensor& weight);
 // reads and writes the weight's gradient once and its products must fill the device. At least 64,
 // at most num_rows.
 int64_t CrossEntropyRowsPerBlock(int64_t num_rows, int64_t vocab, bool gpu);
+// Returns the number of rows that the products compute, see LinearCrossEntropyConfig::num_targets.
+constexpr int64_t NumLossRows(int64_t num_targets, int64_t num_rows) {
+  return num_targets < 0 || 2 * num_targets > num_rows ? num_rows : num_targets;
+}
 
 // Returns the peak memory of LinearCrossEntropy in a differentiated call, beyond its inputs: a
 // block of logits, the two gradients and, for bf16 inputs on the CPU, the weight in fp32. On a GPU,

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "core/error.h"
 #include "ops/torch/host_transfer.h"
 
 namespace halflife::ops {
@@ -42,6 +43,25 @@ const TokenRuns& SequenceChunks::runs() const {
   return runs_;
 }
 
+void SequenceChunks::Assign(const SequenceChunks& other) {
+  HL_CHECK(batch == other.batch && seq_len == other.seq_len && chunk_size == other.chunk_size &&
+               device == other.device && num_sequences() == other.num_sequences() &&
+               num_chunks() == other.num_chunks(),
+           "a chunk table of ", num_chunks(), " entries for [", batch, ", ", seq_len,
+           "] cannot hold one of ", other.num_chunks(), " for [", other.batch, ", ", other.seq_len,
+           "]. Make both with the same shape and capacity.");
+  std::ranges::copy(other.table.chunks, table.chunks.begin());
+  std::ranges::copy(other.table.sequence_begin, table.sequence_begin.begin());
+  if (device_chunks.defined()) {
+    device_chunks.copy_(other.device_chunks);
+    device_begin.copy_(other.device_begin);
+  }
+  if (!runs_.begin.defined()) return;
+  runs_.begin.copy_(other.runs().begin);
+  runs_.sequence.copy_(other.runs().sequence);
+  runs_.last.copy_(other.runs().last);
+}
+
 const kernels::ChunkEntry* SequenceChunks::chunks() const {
   if (!device_chunks.defined()) return table.chunks.data();
   return static_cast<const kernels::ChunkEntry*>(device_chunks.const_data_ptr());
@@ -51,8 +71,8 @@ const int32_t* SequenceChunks::sequence_begin() const {
   return static_cast<const int32_t*>(device_begin.const_data_ptr());
 }
 
-std::shared_ptr<const SequenceChunks> MakeSequenceChunks(kernels::ChunkTableConfig config,
-                                                         at::Device device) {
+std::shared_ptr<SequenceChunks> MakeSequenceChunks(kernels::ChunkTableConfig config,
+                                                   at::Device device) {
   if (config.chunk_size == 0) config.chunk_size = kernels::DefaultChunkSize(!device.is_cpu());
   auto chunks = std::make_shared<SequenceChunks>();
   chunks->batch = config.batch;

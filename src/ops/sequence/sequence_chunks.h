@@ -37,13 +37,16 @@ struct SequenceChunks {
   const int32_t* sequence_begin() const;
   // Computed by the first call, from any thread.
   const TokenRuns& runs() const;
+  // Replaces the contents by those of another table of the same shape and capacity. Addresses stay
+  // the same, so a recorded graph reads the new table. No other thread may use either of the two.
+  void Assign(const SequenceChunks& other);
 
  private:
   mutable std::once_flag runs_made_;
   mutable TokenRuns runs_;
 };
 
-std::shared_ptr<const SequenceChunks> MakeSequenceChunks(kernels::ChunkTableConfig config,
+std::shared_ptr<SequenceChunks> MakeSequenceChunks(kernels::ChunkTableConfig config,
                                                          at::Device device);
 
 }  // namespace halflife::ops

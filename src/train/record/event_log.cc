@@ -192,6 +192,7 @@ std::string TagOf(const std::string& metric) {
       {"exposed_grad_ms", "perf/exposed_grad_ms"},
       {"exposed_param_ms", "perf/exposed_param_ms"},
       {"exposed_rows_ms", "perf/exposed_rows_ms"},
+      {"replayed", "perf/replayed"},
       {"comm_bytes", "comm/bytes"},
       {"busy_ms_min", "perf/busy_ms_min"},
       {"busy_ms_median", "perf/busy_ms_median"},

@@ -151,6 +151,7 @@ void Metrics::Step(int64_t step, const StepResult& result) {
     line["reward_margin"] = result.rewards->margin();
     line["reward_accuracy"] = result.rewards->accuracy;
   }
+  if (result.num_replays) line["replayed"] = *result.num_replays;
   if (config_.world_size > 1)
     for (const auto& [group, bytes] : result.comm_bytes) line["comm_bytes/" + group] = bytes;
   if (config_.peak) {

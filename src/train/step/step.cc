@@ -82,9 +82,12 @@ StepRunner::StepRunner(const RunConfig& config, model::LanguageModel& model, Par
   if (lora != nullptr) lora->PassGradients();
   // A device that checks each launch gains nothing from graphs.
   if (config.train.cuda_graphs && (!device.is_cuda() || ops::DeviceGraph::IsOn(ToTorch(device))))
-    graph_.emplace(ToTorch(device), [this](const eval::BatchTensors& batch) {
-      return Differentiate(batch, /*awaits=*/false, [this] { gradients_.BeginRecorded(); });
-    });
+    graph_.emplace(
+        ToTorch(device),
+        [this](const eval::BatchTensors& batch) {
+          return Differentiate(batch, /*awaits=*/false, [this] { gradients_.BeginRecorded(); });
+        },
+        model.LayerOfFixedDocuments());
   CountStreamWaits(false);
   if (!arena.sliced()) return;
   gather_.emplace(arena.layout(), groups_.Of(context.world()), arena.ComputedArrays(),
@@ -400,7 +403,9 @@ StepResult StepRunner::Run(int64_t step, uint64_t& num_updates, const StepScalar
   const int64_t num_micro = NumMicroBatches(config_, context_.world_size());
   if (lora_ != nullptr) AwaitParameters();
   losses_.clear();
+  const int64_t replays_before = num_replays();
   for (int64_t micro = 0; micro < num_micro; ++micro) MicroBatch(micro, num_micro, result);
+  if (graph_) result.num_replays = num_replays() - replays_before;
   Reduce(step, result);
 
   // The arena holds the gradient of (sum of losses) / (G T). This factor turns it into the gradient

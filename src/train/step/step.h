@@ -64,6 +64,8 @@ struct StepResult {
   double exposed_comm_seconds() const {
     return exposed_grad_seconds + exposed_param_seconds + exposed_rows_seconds;
   }
+  // Micro-batches of this rank that were replayed; none without train.cuda_graphs.
+  std::optional<int64_t> num_replays;
   std::map<std::string, int64_t> comm_bytes;  // of this rank's collectives since the previous step
   std::vector<SampleRecord> samples;          // of this rank, with train.log_samples
 };

@@ -71,6 +71,19 @@ TEST_F(MetricsTest, TokensAndTimeInEveryLine) {
   EXPECT_EQ(lines[0].at("val_bits_per_byte"), 1.5);
 }
 
+TEST_F(MetricsTest, OnlyRunsWithGraphsCountReplays) {
+  {
+    Metrics metrics = Open("a");
+    metrics.Step(1, OneStep());
+    StepResult replayed = OneStep();
+    replayed.num_replays = 3;
+    metrics.Step(2, replayed);
+  }
+  const Lines lines = Read();
+  EXPECT_FALSE(lines[0].contains("replayed"));
+  EXPECT_EQ(lines[1].at("replayed"), 3);
+}
+
 // A validation has its own line. In the lines of later steps, its loss would look like theirs.
 TEST_F(MetricsTest, ProgressLinesRepeatNoValidation) {
   testing::internal::CaptureStderr();

@@ -43,8 +43,8 @@ class StepWaits : public testing::Test {
   }
   static void TearDownTestSuite() { delete dir; }
 
-  // Returns the counts of the second step by phase. The first step fills the caches.
-  static Phases CountsOf(const Settings& settings) {
+  // Returns the counts of the step after `steps_before` by phase. The first step fills the caches.
+  static Phases CountsOf(const Settings& settings, int64_t steps_before = 1) {
     Phases phases;
     dist::LocalWorld::Run(1, [&](dist::Communicator& comm) {
       const RunConfig config = ParseRunConfig(kRecipe, "test", settings);
@@ -62,13 +62,13 @@ class StepWaits : public testing::Test {
                                 .epoch_end = data::EpochEndOf(config.data.epoch_end)});
       StepRunner runner(config, model, arena, source, *context, {});
       uint64_t num_updates = 0;
-      runner.Run(0, num_updates, {});
+      for (int64_t step = 0; step < steps_before; ++step) runner.Run(step, num_updates, {});
       ops::HostWaits waits;
       runner.ObservePhases([&](const char* phase) { waits.EnterPhase(phase); });
-      runner.Run(1, num_updates, {});
+      runner.Run(steps_before, num_updates, {});
       phases = waits.Take();
       EXPECT_EQ(runner.num_replays() > 0, config.train.cuda_graphs);
-      EXPECT_EQ(num_updates, 2u);
+      EXPECT_EQ(num_updates, static_cast<uint64_t>(steps_before) + 1);
     });
     return phases;
   }
@@ -130,6 +130,21 @@ TEST_F(StepWaits, AGraphOfEveryMixerUploadsNothing) {
       EXPECT_EQ(phases.at(phase).uploads, 0) << phase;
       EXPECT_GT(phases.at(phase).num_kernels(), 0) << phase;
     }
+  }
+}
+
+// The same for rows that hold several documents, which differ between micro-batches.
+TEST_F(StepWaits, AGraphOfPackedRowsUploadsNothing) {
+  for (const std::string& mixer : model::NamesOf(model::kMixers)) {
+    SCOPED_TRACE(mixer);
+    const Settings settings = {"model.mixer=" + mixer, "train.cuda_graphs=true", "data.seq_len=64",
+                               "train.global_batch=8", "train.micro_batch=4"};
+    const model::LanguageModel model(ParseRunConfig(kRecipe, "test", settings).model);
+    if (!model.LayerOfOneDocument().empty() || !model.LayerOfFixedDocuments().empty()) continue;
+    const Phases phases = CountsOf(settings, /*steps_before=*/2);
+    ExpectOneRead(phases);
+    for (const char* phase : {"forward", "backward"})
+      EXPECT_EQ(phases.at(phase).uploads, 0) << phase;
   }
 }
 

@@ -135,7 +135,7 @@ class Fastformer : public Mixer, public Explained {
   }
 
   MixerTraits traits() const override {
-    MixerTraits traits = {.state = pools_[0].state("query_")};
+    MixerTraits traits = {.replays_documents = false, .state = pools_[0].state("query_")};
     if (form_.additive) return traits;
     for (const StateTensor& tensor : pools_[1].state("key_")) traits.state.push_back(tensor);
     return traits;

@@ -142,7 +142,9 @@ class Leap : public Mixer, public Explained {
                         .dim = payload});
   }
 
-  MixerTraits traits() const override { return {.state = pool_.state("")}; }
+  MixerTraits traits() const override {
+    return {.replays_documents = false, .state = pool_.state("")};
+  }
 
   MixerOutput Forward(const MixerCall& call) const override {
     const Tokens tokens = Project(call.x, call.drop);
