@@ -248,8 +248,6 @@ void CheckGraphs(const RunConfig& c, int world_size, Problems& problems) {
   only(c.parallel.slices == 0, "parallel.slices: each micro-batch is summed over ranks");
   only(c.parallel.zero_stage < 2, Concat("parallel.zero_stage ", c.parallel.zero_stage,
                                          ": gradients are reduced during backward"));
-  only(c.data.positions.plain(),
-       "data.positions other than plain: each row has its own position ids");
   only(world_size == 1 || c.train.global_batch / world_size > c.train.micro_batch,
        "one micro-batch per step on several ranks: the last one is never replayed");
 }

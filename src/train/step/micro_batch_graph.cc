@@ -75,8 +75,10 @@ void MicroBatchGraph::Fill(const eval::BatchTensors& batch) {
   batch_->inputs.copy_(batch.inputs);
   batch_->targets.copy_(batch.targets);
   batch_->samples.copy_(batch.samples);
-  if (!form_.packed) return;
   model::SequenceSlice& slice = batch_->slice;
+  if (slice.given_position_ids.defined())
+    slice.given_position_ids.copy_(batch.slice.given_position_ids);
+  if (!form_.packed) return;
   slice.positions.copy_(batch.slice.positions);
   slice.documents.copy_(batch.slice.documents);
   slice.starts.copy_(batch.slice.starts);
@@ -86,7 +88,8 @@ void MicroBatchGraph::Fill(const eval::BatchTensors& batch) {
 
 at::Tensor MicroBatchGraph::ComputeKept() const {
   eval::BatchTensors batch = *batch_;
-  if (form_.packed) {  // tables of positions are part of the recorded work
+  if (form_.packed || batch.slice.given_position_ids.defined()) {
+    // Positions differ between micro-batches, so their tables are part of the recorded work.
     batch.slice.rotary = std::make_shared<ops::RotaryTables>();
     batch.slice.of_positions = std::make_shared<model::PositionTensors>();
   }

@@ -612,15 +612,16 @@ TEST_F(StepTest, GraphsOfMicroBatchesChangeNoBit) {
   };
   const std::vector<std::string> mqar = {"data.path=mqar", "data.seq_len=16",
                                          "model.objective=labelled", "train.micro_batch=4"};
-  const auto with = [&](const std::string& more) {
+  const auto with = [&](const auto&... more) {
     std::vector<std::string> all = mqar;
-    all.push_back(more);
+    (all.emplace_back(more), ...);
     return all;
   };
   for (const Case& one :
        {Case{1, mqar, 7}, Case{1, with("train.precision=bf16"), 7},
         Case{1, with("train.recompute=block"), 7}, Case{1, {"train.micro_batch=4"}, 2},
         Case{1, {"train.micro_batch=4", "model.mixer=gated_delta_net"}, 2},
+        Case{1, with("data.positions=randomised", "data.positions_length=500"), 7},
         Case{1, {"train.precision=fp8", "train.fp8.min_width=16", "train.micro_batch=4"}, 2},
         Case{2, with("train.micro_batch=2"), 3}, Case{2, with("parallel.zero_stage=1"), 3}}) {
     std::vector<std::string> settings = one.settings;
