@@ -60,7 +60,8 @@ namespace {
 
 struct Options {
   std::string mixer = "gla", precision = "fp32", device = "cpu", save_start;
-  int64_t layers = 6, dim = 256, seq_len = 512, batch = 8, heads = 4, vocab = 259, mlp_dim = 0;
+  int64_t layers = 6, dim = 256, seq_len = 512, batch = 8, heads = 4, vocab = 259, mlp_dim = 0,
+          documents = 1;
   int steps = 10, warmup = 2, threads = 1;
   bool profile = false, cuda_graphs = false;
 };
@@ -75,12 +76,12 @@ at::Tensor RandomTokens(const Options& options, uint64_t stream) {
   return tokens;
 }
 
-// Returns one document per row, as in a run's batches, so slices also carry their tables for the
-// layers.
-std::vector<int32_t> RowStarts(const Options& options) {
+// Returns the starts of the documents, as in a run's batches, so slices also carry their tables for
+// the layers.
+std::vector<int32_t> Starts(const Options& options) {
   std::vector<int32_t> starts;
-  for (int64_t row = 0; row <= options.batch; ++row)
-    starts.push_back(static_cast<int32_t>(row * options.seq_len));
+  for (int64_t n = 0; n <= options.batch * options.documents; ++n)
+    starts.push_back(static_cast<int32_t>(n * options.seq_len / options.documents));
   return starts;
 }
 
@@ -162,7 +163,7 @@ class Bench {
         batch_{.inputs = RandomTokens(options, 0).to(train::ToTorch(device_)),
                .targets = RandomTokens(options, 1).to(train::ToTorch(device_)),
                .slice = model::SequenceSlice::Packed(options.batch, options.seq_len,
-                                                     RowStarts(options), train::ToTorch(device_)),
+                                                     Starts(options), train::ToTorch(device_)),
                .num_targets = options.batch * options.seq_len,
                .samples = at::arange(
                    options.batch, at::TensorOptions(at::kLong).device(train::ToTorch(device_)))} {
@@ -320,6 +321,7 @@ void Run(const Options& options) {
       {"batch", options.batch},
       {"heads", options.heads},
       {"threads", options.threads},
+      {"documents", options.documents},
       {"cuda_graphs", options.cuda_graphs},
       {"instruction_set", kernels::cpu::NameOf(kernels::cpu::InstructionSetInUse())},
       {"parameters", trained.model().CountParameters().total()},
@@ -358,6 +360,8 @@ int main(int argc, char** argv) {
   app.add_option("--mlp-dim", options.mlp_dim);
   app.add_option("--seq-len", options.seq_len);
   app.add_option("--batch", options.batch);
+  app.add_option("--documents", options.documents, "of a row, of equal lengths")
+      ->check(CLI::PositiveNumber);
   app.add_option("--heads", options.heads, "of mixers that have heads");
   app.add_option("--vocab", options.vocab);
   app.add_option("--steps", options.steps);

@@ -290,6 +290,8 @@ ITEMS = (
     _cross_entropy(16384, 2048, 32000),
     _launches("retention 4 x 128, one graph a micro-batch", "--cuda-graphs"),
     _launches("retention 4 x 128, kernel by kernel"),
+    _launches("retention 4 x 128 packed, one graph a micro-batch", "--documents", "4", "--cuda-graphs"),
+    _launches("retention 4 x 128 packed, kernel by kernel", "--documents", "4"),
     *(_peer("fla", kind) for kind in DECAY_KINDS),
     _peer("helion", "per_token", SHAPES_A_AND_B),
     _sanitized("memcheck", "decay_binding_gpu_test", OPS, DECAY_TESTS, 1.5),
