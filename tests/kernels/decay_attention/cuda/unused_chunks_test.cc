@@ -51,6 +51,15 @@ TEST(CudaUnusedChunks, SegmentsAndBatchTiles) {
   }
 }
 
+TEST(CudaUnusedChunks, InFp32) {
+  if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
+  for (const DecayKind kind : {DecayKind::kPerHead, DecayKind::kPerHeadChannel}) {
+    ProblemShape shape = Packed(kind);
+    shape.dtype = DType::kF32;
+    ExpectUnusedChunksChangeNothing(shape);
+  }
+}
+
 TEST(CudaUnusedChunks, NormalisedAndRecurrent) {
   if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
   ProblemShape shape = Packed(DecayKind::kPerHead);
