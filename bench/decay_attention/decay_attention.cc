@@ -8,27 +8,24 @@
 //       1,024 to 65,536 tokens
 //   build/cuda/bench/bench_decay_attention --device cuda --kind per_token --batch 2 --seq-len
 //       16384 --heads 16 --dim 128
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/randn.h>
-#include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <iostream>
+#include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "core/clock.h"
 #include "core/error.h"
-#include "core/host.h"
 #include "cuda_times.h"
 #include "eager.h"
 #include "kernels/common/cpu/instruction_set.h"
 #include "problem.h"
+#include "support/comparison.h"
 #include "support/measure.h"
-#include "support/program.h"
 
 namespace halflife::bench {
 namespace {
@@ -42,20 +39,8 @@ struct Options : Shape {
 
 using Form = std::function<at::Tensor(const Problem&)>;
 
-struct Times {
-  std::vector<double> forward_ms, both_ms;
-};
-
-void TimeOnce(const Form& form, const Problem& p, Times& times) {
-  {
-    const c10::AutoGradMode no_grad(false);
-    const Stopwatch watch;
-    form(p);
-    times.forward_ms.push_back(watch.Seconds() * 1e3);
-  }
-  const Stopwatch watch;
-  torch::autograd::grad({form(p)}, p.leaves(), {p.dout});
-  times.both_ms.push_back(watch.Seconds() * 1e3);
+void TimeForm(const Form& form, const Problem& p, Times& times) {
+  TimeOnce([&] { return form(p); }, p.leaves(), p.dout, times);
 }
 
 double MatmulGflops() {
@@ -95,19 +80,19 @@ nlohmann::json Compare(const Options& o) {
   for (int round = 0; round < o.rounds + 1; ++round) {
     // The first round is a warm-up.
     if (round == 1) ours = {}, eager.clear(), matmul_gflops.clear();
-    TimeOnce(Ours, p, ours);
+    TimeForm(Ours, p, ours);
     matmul_gflops.push_back(MatmulGflops());
     if (o.skip_eager) continue;
     for (const EagerChoice& choice : kEagerChoices) {
       if (o.kind == "per_head" && choice.sub_chunk != 0) continue;
       const EagerForm form = MakeEager(o, p, choice);
-      TimeOnce([&](const Problem& x) { return form(x.q, x.k, x.v, x.log_decay); }, p,
+      TimeForm([&](const Problem& x) { return form(x.q, x.k, x.v, x.log_decay); }, p,
                eager[choice.name]);
     }
   }
   const double peak = Median(matmul_gflops);
   const auto report = [&](const Times& times) -> nlohmann::json {
-    const double forward = Median(times.forward_ms), both = Median(times.both_ms);
+    const double forward = times.forward(), both = times.both();
     return {{"forward_ms", forward},
             {"forward_backward_ms", both},
             {"forward_gflops", Flops(o, false) / forward * 1e-6},
@@ -128,16 +113,8 @@ nlohmann::json Compare(const Options& o) {
       {"max_error", error},
       {"matmul_gflops", peak},
       {"halflife", report(ours)}};
-  double best_forward = 1e300, best_both = 1e300;
-  for (const auto& [name, times] : eager) {
-    result[name] = report(times);
-    best_forward = std::min(best_forward, Median(times.forward_ms));
-    best_both = std::min(best_both, Median(times.both_ms));
-  }
-  if (!eager.empty()) {
-    result["speed_ratio_forward"] = best_forward / Median(ours.forward_ms);
-    result["speed_ratio_forward_backward"] = best_both / Median(ours.both_ms);
-  }
+  for (const auto& [name, times] : eager) result[name] = report(times);
+  SetSpeedRatios(result, ours, eager);
   return result;
 }
 
@@ -150,15 +127,14 @@ nlohmann::json CompareLengths(const Options& options) {
       Options o = options;
       o.seq_len = seq_len;
       o.batch = 65536 / seq_len;
-      TimeOnce(Ours, Problem(o, at::kFloat), times[seq_len]);
+      TimeForm(Ours, Problem(o, at::kFloat), times[seq_len]);
     }
   }
   nlohmann::json result = {{"kind", options.kind}, {"heads", options.heads}, {"dim", options.dim}};
   const double tokens = 65536.0 * static_cast<double>(options.heads);
   for (const int64_t seq_len : lengths)
-    result["ns_a_token_head"][std::to_string(seq_len)] =
-        Median(times[seq_len].both_ms) * 1e6 / tokens;
-  result["longest_over_shortest"] = Median(times[65536].both_ms) / Median(times[1024].both_ms);
+    result["ns_a_token_head"][std::to_string(seq_len)] = times[seq_len].both() * 1e6 / tokens;
+  result["longest_over_shortest"] = times[65536].both() / times[1024].both();
   return result;
 }
 
@@ -190,10 +166,6 @@ int main(int argc, char** argv) {
   app.add_flag("--lengths", options.lengths, "cost of a token at 1,024 to 65,536 tokens instead");
   app.add_flag("--skip-eager", options.skip_eager);
   CLI11_PARSE(app, argc, argv);
-  at::set_num_threads(options.threads);
-  halflife::PrepareHeap();  // For every form, as in a training run.
-  return halflife::bench::ExitCodeOf([&] {
-    halflife::kernels::cpu::UseInstructionSetOfEnvironment();
-    std::cout << halflife::bench::Run(options).dump(2) << "\n";
-  });
+  return halflife::bench::PrintReport(options.threads,
+                                      [&] { return halflife::bench::Run(options).dump(2); });
 }

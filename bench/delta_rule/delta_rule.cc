@@ -4,31 +4,27 @@
 // kernels are timed; compare_fla.py compares them with other programs.
 //
 //   build/cpu/bench/bench_delta_rule --kind gated_delta_net --batch 2 --seq-len 4096 --heads 8
-#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randn.h>
-#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
-#include <iostream>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
-#include "core/host.h"
 #include "eager.h"
 #include "kernels/common/cpu/instruction_set.h"
 #include "kernels/delta_rule/delta_rule_args.h"
 #include "ops/delta_rule/delta_rule.h"
 #include "ops/sequence/sequence_chunks.h"
+#include "support/comparison.h"
 #include "support/measure.h"
 #include "support/operation_times.h"
-#include "support/program.h"
 
 namespace halflife::bench {
 namespace {
@@ -152,10 +148,6 @@ nlohmann::ordered_json CompareOnCuda(const Options& o) {
   return result;
 }
 
-struct Times {
-  std::vector<double> forward_ms, both_ms;
-};
-
 nlohmann::ordered_json Compare(const Options& o) {
   const double error = Check(o, at::kCPU);
   const DeltaOperands in = MakeOperands(o, at::kCPU);
@@ -164,21 +156,10 @@ nlohmann::ordered_json Compare(const Options& o) {
   std::map<std::string, Times> times;
   for (int round = 0; round < o.rounds + 1; ++round) {
     if (round == 1) times.clear();  // The first round is a warm-up.
-    {
-      const c10::AutoGradMode no_grad(false);
-      times["halflife"].forward_ms.push_back(Milliseconds(at::kCPU, [&] { ours(in.leaves()); }));
-    }
-    times["halflife"].both_ms.push_back(
-        Milliseconds(at::kCPU, [&] { ResultsOf(ours, in.leaves(), dout); }));
-    for (const int64_t size : kEagerSizes) {
-      Times& eager = times["eager_chunk_" + std::to_string(size)];
-      {
-        const c10::AutoGradMode no_grad(false);
-        eager.forward_ms.push_back(
-            Milliseconds(at::kCPU, [&] { EagerDeltaRule(in, o.scale(), size); }));
-      }
-      eager.both_ms.push_back(Milliseconds(at::kCPU, [&] { EagerResults(o, in, dout, size); }));
-    }
+    TimeOnce([&] { return ours(in.leaves()); }, in.leaves(), dout, times["halflife"]);
+    for (const int64_t size : kEagerSizes)
+      TimeOnce([&] { return EagerDeltaRule(in, o.scale(), size); }, in.leaves(), dout,
+               times["eager_chunk_" + std::to_string(size)]);
   }
   nlohmann::ordered_json result = {
       {"kind", o.kind},
@@ -189,15 +170,9 @@ nlohmann::ordered_json Compare(const Options& o) {
       {"max_error", error},
       {"threads", o.threads},
       {"instruction_set", kernels::cpu::NameOf(kernels::cpu::InstructionSetInUse())}};
-  double best_forward = 1e300, best_both = 1e300;
-  for (const auto& [name, time] : times) {
-    const double forward = Median(time.forward_ms), both = Median(time.both_ms);
-    result[name] = {{"forward_ms", forward}, {"forward_backward_ms", both}};
-    if (name == "halflife") continue;
-    best_forward = std::min(best_forward, forward), best_both = std::min(best_both, both);
-  }
-  result["speed_ratio_forward"] = best_forward / Median(times["halflife"].forward_ms);
-  result["speed_ratio_forward_backward"] = best_both / Median(times["halflife"].both_ms);
+  for (const auto& [name, time] : times) SetMedians(result[name], time);
+  const Times of_ours = times.extract("halflife").mapped();
+  SetSpeedRatios(result, of_ours, times);
   return result;
 }
 
@@ -254,10 +229,6 @@ int main(int argc, char** argv) {
   app.add_option("--threads", options.threads);
   app.add_flag("--lengths", options.lengths, "cost of a token at 512 to 16,384 tokens instead");
   CLI11_PARSE(app, argc, argv);
-  at::set_num_threads(options.threads);
-  halflife::PrepareHeap();  // For every form, as in a training run.
-  return halflife::bench::ExitCodeOf([&] {
-    halflife::kernels::cpu::UseInstructionSetOfEnvironment();
-    std::cout << halflife::bench::Run(options).dump(2) << "\n";
-  });
+  return halflife::bench::PrintReport(options.threads,
+                                      [&] { return halflife::bench::Run(options).dump(2); });
 }

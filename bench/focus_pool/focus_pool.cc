@@ -5,7 +5,6 @@
 // attention on the same rows, which a pool of values with one weight per token replaces.
 //
 //   build/cpu/bench/bench_focus_pool --batch 2 --seq-len 4096 --heads 8 --dim 64
-#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/cumsum.h>
@@ -16,15 +15,13 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <CLI/CLI.hpp>
-#include <iostream>
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
-#include "core/host.h"
 #include "kernels/common/cpu/instruction_set.h"
 #include "ops/focus_pool/focus_pool.h"
+#include "support/comparison.h"
 #include "support/measure.h"
-#include "support/program.h"
 
 namespace halflife::bench {
 namespace {
@@ -200,12 +197,6 @@ int main(int argc, char** argv) {
   app.add_option("--attention", options.attention_lengths,
                  "lengths at which causal attention is timed, too, such as 2048 8192");
   CLI11_PARSE(app, argc, argv);
-  at::set_num_threads(options.threads);
-  // Every call allocates its results. Reusing freed memory makes the benchmark time the loops, not
-  // page faults.
-  halflife::PrepareHeap();
-  return halflife::bench::ExitCodeOf([&] {
-    halflife::kernels::cpu::UseInstructionSetOfEnvironment();
-    std::cout << halflife::bench::Run(options).dump(2) << "\n";
-  });
+  return halflife::bench::PrintReport(options.threads,
+                                      [&] { return halflife::bench::Run(options).dump(2); });
 }

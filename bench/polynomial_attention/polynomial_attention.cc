@@ -3,27 +3,22 @@
 //
 //   build/cpu/bench/bench_polynomial_attention --kernel based --seq-len 4096
 //   build/cpu/bench/bench_polynomial_attention --lengths   # cost per token, 512 to 16,384 tokens
-#include <ATen/Parallel.h>
 #include <ATen/ops/randn.h>
-#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <iostream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "core/clock.h"
 #include "core/error.h"
-#include "core/host.h"
 #include "eager.h"
 #include "kernels/common/cpu/instruction_set.h"
+#include "support/comparison.h"
 #include "support/measure.h"
-#include "support/program.h"
 
 namespace halflife::bench {
 namespace {
@@ -77,20 +72,8 @@ Form Eager(const Options& o, const EagerForm& form) {
       };
 }
 
-struct Times {
-  std::vector<double> forward_ms, both_ms;
-};
-
-void TimeOnce(const Form& form, const Problem& p, Times& times) {
-  {
-    const c10::AutoGradMode no_grad(false);
-    const Stopwatch watch;
-    form(p.q, p.k, p.v);
-    times.forward_ms.push_back(watch.Seconds() * 1e3);
-  }
-  const Stopwatch watch;
-  torch::autograd::grad({form(p.q, p.k, p.v)}, {p.q, p.k, p.v}, {p.dout});
-  times.both_ms.push_back(watch.Seconds() * 1e3);
+void TimeForm(const Form& form, const Problem& p, Times& times) {
+  TimeOnce([&] { return form(p.q, p.k, p.v); }, {p.q, p.k, p.v}, p.dout, times);
 }
 
 // Returns the largest error of out, dq, dk and dv compared with the same form in fp64.
@@ -109,10 +92,6 @@ double WorstError(const Form& form, const Form& exact, const Problem& p) {
   for (size_t i = 0; i < got.size(); ++i)
     worst = Worse(worst, RelativeRms(got[i].detach(), want[i].detach()));
   return worst;
-}
-
-nlohmann::json Report(const Times& times) {
-  return {{"forward_ms", Median(times.forward_ms)}, {"forward_backward_ms", Median(times.both_ms)}};
 }
 
 nlohmann::json Compare(const Options& o) {
@@ -134,8 +113,8 @@ nlohmann::json Compare(const Options& o) {
   std::map<std::string, Times> eager;
   for (int round = 0; round < o.rounds + 1; ++round) {
     if (round == 1) ours = {}, eager.clear();  // The first round is a warm-up.
-    TimeOnce(Ours(o), p, ours);
-    for (const auto& [name, form] : eager_forms) TimeOnce(Eager(o, form), p, eager[name]);
+    TimeForm(Ours(o), p, ours);
+    for (const auto& [name, form] : eager_forms) TimeForm(Eager(o, form), p, eager[name]);
   }
   nlohmann::json result = {
       {"kernel", o.kernel},
@@ -147,18 +126,10 @@ nlohmann::json Compare(const Options& o) {
       {"dim_v", o.dim_v},
       {"threads", o.threads},
       {"instruction_set", kernels::cpu::NameOf(kernels::cpu::InstructionSetInUse())},
-      {"max_error", error},
-      {"halflife", Report(ours)}};
-  double best_forward = 1e300, best_both = 1e300;
-  for (const auto& [name, times] : eager) {
-    result[name] = Report(times);
-    best_forward = std::min(best_forward, Median(times.forward_ms));
-    best_both = std::min(best_both, Median(times.both_ms));
-  }
-  if (!eager.empty()) {
-    result["speed_ratio_forward"] = best_forward / Median(ours.forward_ms);
-    result["speed_ratio_forward_backward"] = best_both / Median(ours.both_ms);
-  }
+      {"max_error", error}};
+  SetMedians(result["halflife"], ours);
+  for (const auto& [name, times] : eager) SetMedians(result[name], times);
+  SetSpeedRatios(result, ours, eager);
   return result;
 }
 
@@ -171,7 +142,7 @@ nlohmann::json CompareLengths(const Options& options) {
       Options o = options;
       o.seq_len = seq_len;
       o.batch = 16384 / seq_len;
-      TimeOnce(Ours(o), Problem(o), times[seq_len]);
+      TimeForm(Ours(o), Problem(o), times[seq_len]);
     }
   }
   nlohmann::json result = {
@@ -179,7 +150,7 @@ nlohmann::json CompareLengths(const Options& options) {
   const double tokens = 16384.0 * static_cast<double>(options.heads);
   std::vector<double> costs;
   for (const int64_t seq_len : lengths) {
-    costs.push_back(Median(times[seq_len].both_ms) * 1e6 / tokens);
+    costs.push_back(times[seq_len].both() * 1e6 / tokens);
     result["ns_a_token_head"][std::to_string(seq_len)] = costs.back();
   }
   const auto [least, most] = std::minmax_element(costs.begin(), costs.end());
@@ -206,12 +177,9 @@ int main(int argc, char** argv) {
   app.add_flag("--skip-eager", options.skip_eager);
   app.add_flag("--skip-quadratic", options.skip_quadratic, "which takes gigabytes of memory");
   CLI11_PARSE(app, argc, argv);
-  at::set_num_threads(options.threads);
-  halflife::PrepareHeap();  // For every form, as in a training run.
-  return halflife::bench::ExitCodeOf([&] {
-    halflife::kernels::cpu::UseInstructionSetOfEnvironment();
-    const auto result = options.lengths ? halflife::bench::CompareLengths(options)
-                                        : halflife::bench::Compare(options);
-    std::cout << result.dump(2) << "\n";
+  return halflife::bench::PrintReport(options.threads, [&] {
+    return (options.lengths ? halflife::bench::CompareLengths(options)
+                            : halflife::bench::Compare(options))
+        .dump(2);
   });
 }

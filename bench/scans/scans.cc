@@ -5,26 +5,22 @@
 //
 //   build/cpu/bench/bench_scans --kind wkv4 --batch 2 --seq-len 2048 --dim 1024
 //   build/cpu/bench/bench_scans --kind selective_scan --states 16 --lengths
-#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randn.h>
-#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <iostream>
 #include <map>
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
-#include "core/host.h"
 #include "eager.h"
 #include "kernels/common/cpu/instruction_set.h"
+#include "support/comparison.h"
 #include "support/measure.h"
 #include "support/operation_times.h"
-#include "support/program.h"
 
 namespace halflife::bench {
 namespace {
@@ -131,16 +127,8 @@ nlohmann::ordered_json CompareOnCuda(const Options& o) {
   return result;
 }
 
-struct Times {
-  std::vector<double> forward_ms, both_ms;
-};
-void TimeOnce(const EagerForm& form, const Tensors& in, const at::Tensor& dout, Times& times) {
-  {
-    const c10::AutoGradMode no_grad(false);
-    times.forward_ms.push_back(Milliseconds(at::kCPU, [&] { form.run(in); }));
-  }
-  times.both_ms.push_back(
-      Milliseconds(at::kCPU, [&] { torch::autograd::grad({form.run(in)}, in, {dout}); }));
+void TimeForm(const EagerForm& form, const Tensors& in, const at::Tensor& dout, Times& times) {
+  TimeOnce([&] { return form.run(in); }, in, dout, times);
 }
 
 nlohmann::ordered_json Compare(const Options& o) {
@@ -153,7 +141,7 @@ nlohmann::ordered_json Compare(const Options& o) {
   std::map<std::string, Times> times;
   for (int round = 0; round < o.rounds + 1; ++round) {
     if (round == 1) times.clear();  // The first round is a warm-up.
-    for (const EagerForm& form : forms) TimeOnce(form, in, dout, times[form.name]);
+    for (const EagerForm& form : forms) TimeForm(form, in, dout, times[form.name]);
   }
   nlohmann::ordered_json result = {
       {"kind", o.kind},
@@ -163,16 +151,9 @@ nlohmann::ordered_json Compare(const Options& o) {
       {"threads", o.threads},
       {"instruction_set", kernels::cpu::NameOf(kernels::cpu::InstructionSetInUse())}};
   if (!o.wkv()) result["states"] = o.states;
-  double best_forward = 1e300, best_both = 1e300;
-  for (const EagerForm& form : forms) {
-    const double forward = Median(times[form.name].forward_ms),
-                 both = Median(times[form.name].both_ms);
-    result[form.name] = {{"forward_ms", forward}, {"forward_backward_ms", both}};
-    if (form.name == "halflife") continue;
-    best_forward = std::min(best_forward, forward), best_both = std::min(best_both, both);
-  }
-  result["speed_ratio_forward"] = best_forward / Median(times["halflife"].forward_ms);
-  result["speed_ratio_forward_backward"] = best_both / Median(times["halflife"].both_ms);
+  for (const EagerForm& form : forms) SetMedians(result[form.name], times[form.name]);
+  const Times ours = times.extract("halflife").mapped();
+  SetSpeedRatios(result, ours, times);
   return result;
 }
 
@@ -185,15 +166,14 @@ nlohmann::ordered_json CompareLengths(Options o) {
     if (round == 1) times.clear();
     for (const int64_t seq_len : lengths) {
       o.seq_len = seq_len, o.batch = kTokens / seq_len;
-      TimeOnce(Ours(o), MakeOperands(o, at::kCPU), at::randn({o.batch, o.seq_len, o.dim}),
+      TimeForm(Ours(o), MakeOperands(o, at::kCPU), at::randn({o.batch, o.seq_len, o.dim}),
                times[seq_len]);
     }
   }
   nlohmann::ordered_json result = {{"kind", o.kind}, {"dim", o.dim}, {"threads", o.threads}};
   for (const int64_t seq_len : lengths)
-    result["ns_a_token"][std::to_string(seq_len)] = Median(times[seq_len].both_ms) * 1e6 / kTokens;
-  result["longest_over_shortest"] =
-      Median(times[lengths.back()].both_ms) / Median(times[lengths.front()].both_ms);
+    result["ns_a_token"][std::to_string(seq_len)] = times[seq_len].both() * 1e6 / kTokens;
+  result["longest_over_shortest"] = times[lengths.back()].both() / times[lengths.front()].both();
   return result;
 }
 
@@ -224,10 +204,6 @@ int main(int argc, char** argv) {
   app.add_option("--threads", options.threads);
   app.add_flag("--lengths", options.lengths, "cost of a token at 512 to 16,384 tokens instead");
   CLI11_PARSE(app, argc, argv);
-  at::set_num_threads(options.threads);
-  halflife::PrepareHeap();  // For every form, as in a training run.
-  return halflife::bench::ExitCodeOf([&] {
-    halflife::kernels::cpu::UseInstructionSetOfEnvironment();
-    std::cout << halflife::bench::Run(options).dump(2) << "\n";
-  });
+  return halflife::bench::PrintReport(options.threads,
+                                      [&] { return halflife::bench::Run(options).dump(2); });
 }
