@@ -73,7 +73,7 @@ struct Pending {
   infer::TextStream stream;
   FinishedText text;
   std::string error;
-  bool done = false;
+  bool done = false, at_limit = false;  // at_limit: the model supports no further position
 };
 
 class PromptQueue {
@@ -147,6 +147,7 @@ class PromptQueue {
       const bool stops = result.end == infer::TextEnd::kStop || pending.stream.stopped();
       pending.text.finish_reason = stops ? "stop" : "length";
       pending.error = result.error;
+      pending.at_limit = result.end == infer::TextEnd::kPositions;
       pending.done = true;
     };
     decoder.Add(std::move(request));
@@ -163,6 +164,10 @@ class PromptQueue {
         line["error"] = first.error;
         std::cout << JsonText(line) << "\n";
       }
+      if (first.at_limit)
+        HL_WARN("generate", "the text of prompt ", pending_.begin()->first + 1, " ends after ",
+                first.text.new_tokens, " of ", options_.generate.max_tokens, " new tokens, at ",
+                model_.LimitOfPositions());
       pending_.erase(pending_.begin());
     }
   }

@@ -73,7 +73,8 @@ at::Tensor RowGroup::Step(std::span<const int32_t> tokens) {
   const auto token = model::SequenceSlice::OfToken(positions.to(model_.device()));
   at::Tensor logits = model_.StepWith(
       ids.to(model_.device()), token.positions,
-      [&](size_t layer, const model::Mixer& mixer, const at::Tensor& x, at::Tensor& first_values) {
+      [&](size_t layer, const model::Mixer& mixer, const model::NormedInput& x,
+          at::Tensor& first_values) {
         return grows_[layer] ? StepRowByRow(layer, mixer, x, range, first_values)
                              : StepTogether(layer, mixer, x, range, token, first_values);
       });
@@ -85,14 +86,14 @@ at::Tensor RowGroup::Step(std::span<const int32_t> tokens) {
   return all;
 }
 
-at::Tensor RowGroup::StepTogether(size_t layer, const model::Mixer& mixer, const at::Tensor& x,
-                                  Range range, const model::SequenceSlice& token,
-                                  at::Tensor& first_values) {
+at::Tensor RowGroup::StepTogether(size_t layer, const model::Mixer& mixer,
+                                  const model::NormedInput& x, Range range,
+                                  const model::SequenceSlice& token, at::Tensor& first_values) {
   model::MixerState& shared = shared_[layer];
-  if (range.count == num_rows()) return mixer.StepWithValues(x, token, shared, first_values);
+  if (range.count == num_rows()) return mixer.StepOnInput(x, token, shared, first_values);
   model::MixerState own = shared;
   for (at::Tensor& tensor : own.tensors) tensor = tensor.narrow(0, range.first, range.count);
-  at::Tensor y = mixer.StepWithValues(x, token, own, first_values);
+  at::Tensor y = mixer.StepOnInput(x, token, own, first_values);
   for (size_t i = 0; i < own.tensors.size(); ++i) {  // that the step has replaced
     const at::Tensor rows = shared.tensors[i].narrow(0, range.first, range.count);
     if (!own.tensors[i].is_alias_of(rows)) rows.copy_(own.tensors[i]);

@@ -44,8 +44,8 @@ class RowGroup {
     int64_t first, count;
   };
   Range RowsToStep() const;
-  at::Tensor StepTogether(size_t layer, const model::Mixer& mixer, const at::Tensor& x, Range range,
-                          const model::SequenceSlice& token, at::Tensor& first_values);
+  at::Tensor StepTogether(size_t layer, const model::Mixer& mixer, const model::NormedInput& x,
+                          Range range, const model::SequenceSlice& token, at::Tensor& first_values);
   at::Tensor StepRowByRow(size_t layer, const model::Mixer& mixer, const at::Tensor& x, Range range,
                           at::Tensor& first_values);
 

@@ -251,8 +251,8 @@ at::Tensor LanguageModel::StepAt(const SequenceSlice& token, const at::Tensor& t
                                  std::vector<MixerState>& layers) const {
   return StepWith(
       tokens, token.positions,
-      [&](size_t layer, const Mixer& mixer, const at::Tensor& x, at::Tensor& first_values) {
-        return mixer.StepWithValues(x, token, layers[layer], first_values);
+      [&](size_t layer, const Mixer& mixer, const NormedInput& x, at::Tensor& first_values) {
+        return mixer.StepOnInput(x, token, layers[layer], first_values);
       });
 }
 
@@ -261,7 +261,7 @@ at::Tensor LanguageModel::StepWith(const at::Tensor& tokens, const at::Tensor& p
   const at::NoGradGuard no_grad;
   const auto run = [&](size_t layer, const Block& block, ResidualStream& stream) {
     block.Forward(stream, {.mix =
-                               [&](const Mixer& mixer, const at::Tensor& x) {
+                               [&](const Mixer& mixer, const NormedInput& x) {
                                  return mix(layer, mixer, x, stream.first_values);
                                },
                            .drop = [](LayerPass::Branch, const at::Tensor& x) { return x; }});

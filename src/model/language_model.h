@@ -134,7 +134,7 @@ class LanguageModel {
                     std::vector<MixerState>& layers) const;
   // Applies the mixer of a layer to one token of each row: x [B, D] -> [B, D]. `first_values` as in
   // Mixer::StepWithValues.
-  using MixToken = std::function<at::Tensor(size_t layer, const Mixer& mixer, const at::Tensor& x,
+  using MixToken = std::function<at::Tensor(size_t layer, const Mixer& mixer, const NormedInput& x,
                                             at::Tensor& first_values)>;
   // Like StepAt, for callers that keep the states themselves: `mix` runs every mixer. The rows may
   // be at different positions [B, 1].

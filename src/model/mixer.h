@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "model/cost.h"
+#include "model/norms/normed_input.h"
 #include "model/part_context.h"
 #include "model/sequence_slice.h"
 #include "ops/rows/dropout.h"
@@ -153,6 +154,12 @@ class Mixer {
   virtual at::Tensor StepWithValues(const at::Tensor& x, const SequenceSlice& token,
                                     MixerState& state, at::Tensor& /*first_values*/) const {
     return Step(x, token, state);
+  }
+  // Like StepWithValues, for the norm in front of a mixer, which may compute it in its first
+  // kernel.
+  virtual at::Tensor StepOnInput(const NormedInput& x, const SequenceSlice& token,
+                                 MixerState& state, at::Tensor& first_values) const {
+    return StepWithValues(x.Tensor(), token, state, first_values);
   }
 
   virtual FlopCount FlopsPerToken(int64_t seq_len) const = 0;

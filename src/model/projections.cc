@@ -22,4 +22,9 @@ at::Tensor OutputProjection::operator()(const at::Tensor& y) const {
   return AddBias(ops::Linear(inner_norm_ == nullptr ? y : (*inner_norm_)(y), *weight_), bias_);
 }
 
+std::optional<at::Tensor> OutputProjection::OfNorm(const ops::RowInput& input) const {
+  if (inner_norm_ != nullptr || !ops::HasNormedRowProducts(input, *weight_)) return std::nullopt;
+  return AddBias(ops::RowProducts(input, {{.weight = *weight_}}).ys[0], bias_);
+}
+
 }  // namespace halflife::model

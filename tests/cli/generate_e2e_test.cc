@@ -338,6 +338,12 @@ TEST_F(Generate, ATextEndsWithTheModelsPositions) {
              0,
              {"the answer ends after ", " of 100 new tokens, at the model's table of 64 positions",
               "prompts 1, ", "tokens/s with the time of the prompts"});
+  std::ofstream(fixture->path("table.jsonl")) << "\"a\"\n\"the river\"\n";
+  ExpectExit(Halflife({"generate", "--model", Path("table"), "--prompts", Path("table.jsonl"),
+                       "--max-tokens", "60", "--ignore-eos"}),
+             0,
+             {"the text of prompt 2 ends after 56 of 60 new tokens, at the model's table of 64 "
+              "positions"});
   const RunResult longer = ExpectExit(generate(std::string(65, 'a')), 2);
   EXPECT_EQ(longer.out, "");
   EXPECT_THAT(longer.err,

@@ -2,10 +2,13 @@
 #include "infer/generator.h"
 
 #include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 
 #include <string>
 
+#include "infer/row_group.h"
+#include "ops/linear/row_products.h"
 #include "ops/random_tensors.h"
 #include "ops/torch/host_waits.h"
 #include "support/expect_error.h"
@@ -79,6 +82,42 @@ TEST_P(DecoderTest, AStepOfConstantSizeCanBeRecorded) {
   size_t next = 0;
   for (const model::MixerState& layer : decoder.state().layers)
     for (const at::Tensor& x : layer.tensors) EXPECT_EQ(x.const_data_ptr(), places[next++]);
+}
+
+void ToBf16(model::LanguageModel& model) {
+  model::ParameterSet& parameters = model.parameters();
+  for (int i = 0; i < parameters.size(); ++i)
+    if (parameters.specs()[i].region == dist::Region::kCompute)
+      parameters.Bind(i, parameters.tensor(i).to(at::kBFloat16));
+}
+
+// A GPU's fused products, norms and gates of bf16 rows. They round each result to 8 bits where the
+// separate operations do, so only the order of fp32 sums differs; a different last bit of an
+// intermediate result changes a logit, of about 0.1, by a few thousandths.
+TEST_P(DecoderTest, ProductsOfRowsAreTheSeparateOperations) {
+  const c10::InferenceMode inference;
+  ToBf16(model_);
+  const at::Tensor tokens = Tokens(6);
+  Decoder separate(model_, model_.EmptyState(kBatch)), fused(model_, model_.EmptyState(kBatch));
+  for (int64_t t = 0; t < 6; ++t) {
+    const at::Tensor want = separate.Step(tokens.select(1, t)).clone();
+    const ops::RowProductsEverywhere everywhere;
+    ASSERT_TRUE(test::Close(fused.Step(tokens.select(1, t)), want, 0.01)) << "token " << t;
+  }
+}
+
+// Rows of a group are multiplied together, and none depends on how many there are.
+TEST(Decoder, ProductsOfRowsKeepTheBitsOfARow) {
+  const c10::InferenceMode inference;
+  const ops::RowProductsEverywhere everywhere;
+  for (const char* const mixer : {"gla", "retention"}) {
+    model::LanguageModel model(Tiny(model::TestForms(mixer).front()));
+    model.BindOwnMemory(1, false);
+    ToBf16(model);
+    const RowBits bits = CompareRows(model, 8);
+    EXPECT_TRUE(bits.same_for_index) << mixer;
+    EXPECT_TRUE(bits.same_for_count) << mixer;
+  }
 }
 
 TEST(Decoder, RefusesTokensBeyondTheModelsPositions) {

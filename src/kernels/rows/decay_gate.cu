@@ -1,3 +1,4 @@
+#include "kernels/common/cuda/log_sigmoid.cuh"
 #include "kernels/common/cuda/rows.cuh"
 #include "kernels/common/cuda/sum_partials.h"
 #include "kernels/rows/decay_gate_args.h"
@@ -23,11 +24,6 @@ struct Place {
   int count, row;
 };
 
-// The value before the floor is applied. fminf drops a NaN, but the exponential keeps it.
-HL_DEVICE float LogDecay(float x, float scale) {
-  return scale * (fminf(x, 0.0f) - log1pf(expf(-fabsf(x))));
-}
-
 // Loads x + bias for a pack of a row.
 template <typename T>
 HL_DEVICE void LoadGate(const T* x, int64_t at, int count, bool aligned,
@@ -52,10 +48,7 @@ __global__ void __launch_bounds__(kThreads)
     float y[kPack<T>];
     LoadGate(args.x, at, place.count, aligned, bias, y);
 #pragma unroll
-    for (int i = 0; i < kPack<T>; ++i) {
-      const float decay = LogDecay(y[i], args.form.scale);
-      y[i] = decay < args.form.floor ? args.form.floor : decay;  // NaN stays NaN
-    }
+    for (int i = 0; i < kPack<T>; ++i) y[i] = GateLogDecay(y[i], args.form);
     StoreFloats(args.log_decay + at, place.count, aligned, y);
   }
 }
@@ -77,7 +70,7 @@ __global__ void __launch_bounds__(kThreads)
     LoadFloats(args.dlog_decay + at, place.count, aligned, dz);
 #pragma unroll
     for (int i = 0; i < kPack<T>; ++i) {
-      const bool floored = LogDecay(z[i], args.form.scale) < args.form.floor;
+      const bool floored = ScaledLogSigmoid(z[i], args.form.scale) < args.form.floor;
       dz[i] *= floored ? 0.0f : args.form.scale * Sigmoid(-z[i]);
       dbias[i] += dz[i];
     }

@@ -41,18 +41,20 @@ class PreNorm : public Block {
   }
 
   void Forward(ResidualStream& stream, const LayerPass& pass) const override {
-    at::Tensor read = stream.Normed(*mixer_norm_);
-    if (residual_post_norm_) stream.Replace(read);
-    stream.Add(Scaled(pass.drop(LayerPass::kMixer, pass.mix(*mixer_, read))));
-    read.reset();
+    stream.Add(Scaled(pass.drop(LayerPass::kMixer, Mix(stream, pass))));
     if (channel_norm_ == nullptr) return;
     stream.Add(Scaled(
-        pass.drop(LayerPass::kChannelMixer, (*channel_mixer_)(stream.Normed(*channel_norm_)))));
+        pass.drop(LayerPass::kChannelMixer, channel_mixer_->Apply(stream.Input(*channel_norm_)))));
   }
   // x, the input of either norm.
   double ActivationsPerToken() const override { return num_branches() * static_cast<double>(dim_); }
 
  private:
+  at::Tensor Mix(ResidualStream& stream, const LayerPass& pass) const {
+    const NormedInput read = stream.Input(*mixer_norm_);
+    if (residual_post_norm_) stream.Replace(read);
+    return pass.mix(*mixer_, read);
+  }
   at::Tensor Scaled(const at::Tensor& branch) const {
     return multiplier_ == 1 ? branch : branch * multiplier_;
   }
@@ -91,7 +93,7 @@ class PostNorm : public Block {
     };
     join(*mixer_norm_, pass.drop(LayerPass::kMixer, pass.mix(*mixer_, stream.Sum())));
     if (channel_norm_ == nullptr) return;
-    join(*channel_norm_, pass.drop(LayerPass::kChannelMixer, (*channel_mixer_)(stream.Sum())));
+    join(*channel_norm_, pass.drop(LayerPass::kChannelMixer, channel_mixer_->Apply(stream.Sum())));
   }
   // The input of either norm.
   double ActivationsPerToken() const override { return num_branches() * static_cast<double>(dim_); }
@@ -118,10 +120,10 @@ class SubLn : public Block {
   }
 
   void Forward(ResidualStream& stream, const LayerPass& pass) const override {
-    stream.Add(pass.drop(LayerPass::kMixer, pass.mix(*mixer_, stream.Normed(*mixer_norm_))));
+    stream.Add(pass.drop(LayerPass::kMixer, pass.mix(*mixer_, stream.Input(*mixer_norm_))));
     if (channel_norm_ == nullptr) return;
     stream.Add(
-        pass.drop(LayerPass::kChannelMixer, (*channel_mixer_)(stream.Normed(*channel_norm_))));
+        pass.drop(LayerPass::kChannelMixer, channel_mixer_->Apply(stream.Input(*channel_norm_))));
   }
   // x (the input of either norm) and the input of each inner norm, which no other part counts.
   double ActivationsPerToken() const override {
@@ -148,7 +150,7 @@ class OutputNorm : public Block {
     stream.Add(pass.drop(LayerPass::kMixer, (*mixer_norm_)(pass.mix(*mixer_, stream.Sum()))));
     if (channel_norm_ == nullptr) return;
     stream.Add(
-        pass.drop(LayerPass::kChannelMixer, (*channel_norm_)((*channel_mixer_)(stream.Sum()))));
+        pass.drop(LayerPass::kChannelMixer, (*channel_norm_)(channel_mixer_->Apply(stream.Sum()))));
   }
   // The input of either norm. The parts count their own input, x.
   double ActivationsPerToken() const override { return num_branches() * static_cast<double>(dim_); }

@@ -14,10 +14,11 @@
 
 #include <functional>
 #include <memory>
+#include <utility>
 
 #include "model/channel_mixers/channel_mixer.h"
 #include "model/mixer.h"
-#include "model/norms/norm.h"
+#include "model/norms/normed_input.h"
 
 namespace halflife::model {
 
@@ -45,6 +46,9 @@ class ResidualStream {
     branch_.reset();
     return norm.AddAndNorm(x_, branch);
   }
+  // The same as the input of a branch. It is computed at the first use, which must come before the
+  // stream's next operation.
+  NormedInput Input(const Norm& norm) { return NormedInput(norm, x_, std::exchange(branch_, {})); }
   at::Tensor Sum() {
     if (branch_.defined()) x_ = x_ + branch_;
     branch_.reset();
@@ -71,7 +75,7 @@ struct ParameterCount {
 // How the model runs the mixers of a block (on a whole slice, or on one token of decoding) and how
 // it applies dropout to the branches.
 struct LayerPass {
-  std::function<at::Tensor(const Mixer& mixer, const at::Tensor& x)> mix;
+  std::function<at::Tensor(const Mixer& mixer, const NormedInput& x)> mix;
   // Applies the dropout of the layer's first or second branch.
   enum Branch { kMixer = 0, kChannelMixer = 1 };
   std::function<at::Tensor(Branch branch, const at::Tensor& x)> drop;

@@ -11,6 +11,7 @@
 #include <memory>
 
 #include "model/cost.h"
+#include "model/norms/normed_input.h"
 #include "model/part_context.h"
 
 namespace halflife::model {
@@ -20,6 +21,8 @@ class ChannelMixer {
   virtual ~ChannelMixer() = default;
   // x [..., D] -> [..., D].
   virtual at::Tensor operator()(const at::Tensor& x) const = 0;
+  // The same for the norm in front of a channel mixer, which may compute it in its first kernel.
+  virtual at::Tensor Apply(const NormedInput& x) const { return (*this)(x.Tensor()); }
   virtual FlopCount FlopsPerToken() const = 0;
   // Elements of the compute dtype that backward keeps per token, including the channel mixer's
   // input.

@@ -184,8 +184,12 @@ class SwiGlu : public ChannelMixer {
   at::Tensor operator()(const at::Tensor& x) const override {
     const auto y = ops::SharedInputLinear(x, {*gate_, *up_});
     const at::Tensor gate = Times(AddBias(y[0], gate_bias_), gate_multiplier_);
-    return Times(AddBias(down_(ops::SwiGlu(gate, AddBias(y[1], up_bias_))), down_bias_),
-                 down_multiplier_);
+    return Down(ops::SwiGlu(gate, AddBias(y[1], up_bias_)));
+  }
+  at::Tensor Apply(const NormedInput& x) const override {
+    if (!gate_bias_.declared() && gate_multiplier_ == 1)
+      if (const auto inner = x.SwiGluProducts(*gate_, *up_)) return Down(*inner);
+    return (*this)(x.Tensor());
   }
   FlopCount FlopsPerToken() const override {
     return {.matmul = 6 * static_cast<double>(dim_) * static_cast<double>(width_)};
@@ -196,6 +200,9 @@ class SwiGlu : public ChannelMixer {
  private:
   static at::Tensor Times(const at::Tensor& x, double factor) {
     return factor == 1 ? x : x * factor;
+  }
+  at::Tensor Down(const at::Tensor& inner) const {
+    return Times(AddBias(down_(inner), down_bias_), down_multiplier_);
   }
   int64_t dim_, width_;
   double gate_multiplier_, down_multiplier_;

@@ -42,6 +42,10 @@ class RmsNorm : public Norm {
     x = next.sum;
     return next.normed;
   }
+  std::optional<ops::RowNorm> ToRowNorm() const override {
+    if (!weight_.declared()) return std::nullopt;
+    return ops::RowNorm{.weight = weight_.Factor(), .eps = eps_};
+  }
 
  private:
   at::Tensor Weight(const at::Tensor& x) const {

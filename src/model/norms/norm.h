@@ -8,8 +8,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
 
 #include "model/part_context.h"
+#include "ops/linear/row_products.h"
 
 namespace halflife::model {
 
@@ -21,6 +23,8 @@ class Norm {
   // Sets x += branch and returns the norm of the sum. Takes one pass over memory if a kernel
   // supports it.
   virtual at::Tensor AddAndNorm(at::Tensor& x, const at::Tensor& branch) const;
+  // Returns the norm in the form that products can compute it in, or nullopt.
+  virtual std::optional<ops::RowNorm> ToRowNorm() const { return std::nullopt; }
 };
 
 struct NormContext {

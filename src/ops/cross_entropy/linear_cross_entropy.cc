@@ -20,6 +20,7 @@
 #include "core/error.h"
 #include "ops/cross_entropy/cross_entropy_rows.h"
 #include "ops/linear/right_operand.h"
+#include "ops/linear/row_products.h"
 #include "ops/torch/autograd.h"
 #include "ops/torch/dispatch.h"
 #include "ops/torch/gradient_sink.h"
@@ -259,6 +260,8 @@ at::Tensor LinearLogits(const at::Tensor& hidden, const at::Tensor& weight) {
   const at::ScalarType operand = OperandType(hidden), compute = ComputeType(hidden);
   const bool differentiated =
       c10::GradMode::is_enabled() && (hidden.requires_grad() || weight.requires_grad());
+  if (HasRowProducts(hidden, weight))
+    return RowProducts({.x = hidden}, {{.weight = weight, .up = {}, .dtype = compute}}).ys[0];
   if (HasSkinnyMatmul(hidden, weight)) return SkinnyMatmul(hidden, weight, compute);
   if (operand == compute || differentiated)
     return at::linear(hidden.to(compute), weight.to(compute));

@@ -15,6 +15,7 @@
 #include <memory>
 
 #include "kernels/decay_attention/decay_attention_args.h"
+#include "ops/rows/decay_gate.h"
 #include "ops/sequence/row_segment.h"
 #include "ops/sequence/sequence_chunks.h"
 #include "ops/torch/column_slices.h"
@@ -114,6 +115,15 @@ struct DecayAttentionGrads {
 DecayAttentionGrads Backward(const DecayAttentionInputs& inputs, const DecayAttentionConfig& config,
                              const at::Tensor& dout, const DecayState& dfinal_state);
 
+// A decay per key channel as the product of two matrices and a gate (ops/rows/decay_gate.h):
+// log_decay = max(scale ln sigmoid(hidden weight^T + bias), floor).
+struct LowRankDecay {
+  at::Tensor hidden;  // [B, R]; undefined: none
+  at::Tensor weight;  // [Hd K, R]
+  at::Tensor bias;    // [Hd K] fp32
+  DecayGateConfig gate = {};
+};
+
 // One token per sequence: q [B, Hq, K], k [B, Hk, K], v [B, Hv, V], log_decay [B, Hd] or [B, Hd, K]
 // (with `constant_decay`, [Hd] or [Hd, K]), key_scale [B, H]. Returns [B, H, V]. The state of the B
 // sequences is updated in place and must have every field that the config uses: pass the
@@ -122,6 +132,7 @@ struct DecayAttentionStepInputs {
   at::Tensor q, k, v;
   at::Tensor log_decay = {};
   bool constant_decay = false;  // log_decay has no batch dimension
+  LowRankDecay low_rank = {};   // in place of log_decay; part of the same launch where possible
   at::Tensor key_scale = {};
   at::Tensor log_key_scale = {};        // [B, H]
   at::Tensor norm_q = {}, norm_k = {};  // [B, H, K]

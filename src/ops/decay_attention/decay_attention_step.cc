@@ -2,8 +2,13 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
 
+#include <utility>
+
 #include "core/error.h"
+#include "kernels/decay_attention/low_rank_step.h"
 #include "ops/decay_attention/decay_attention_internal.h"
+#include "ops/linear/linear.h"
+#include "ops/linear/row_products.h"
 
 namespace halflife::ops {
 namespace {
@@ -76,6 +81,36 @@ void SetLogDecay(const at::Tensor& log_decay, bool constant,
                     .dtype = ToDType(log_decay)};
 }
 
+void CheckLowRank(const DecayAttentionStepInputs& in) {
+  const LowRankDecay& decay = in.low_rank;
+  const bool fits = in.q.dim() == 3 && decay.hidden.dim() == 2 && decay.weight.defined() &&
+                    decay.weight.dim() == 2 && decay.hidden.size(0) == in.q.size(0) &&
+                    decay.weight.size(1) == decay.hidden.size(1) &&
+                    decay.weight.size(0) % in.q.size(2) == 0 &&
+                    FitsWith(in.q, decay.bias, {decay.weight.size(0)}) && !in.log_decay.defined();
+  HL_CHECK(fits, "decay attention step: a decay of ", Describe(decay.hidden), ", ",
+           Describe(decay.weight), " and ", Describe(decay.bias), " does not fit q ",
+           Describe(in.q), ". Use [B, R], [Hd K, R] and [Hd K], without log_decay.");
+}
+
+// Returns true if the step's kernel can compute the decay.
+bool CanComputeDecay(const DecayAttentionStepInputs& in, const DecayAttentionConfig& config) {
+  const LowRankDecay& decay = in.low_rank;
+  constexpr uintptr_t kAlignment = 16;
+  const auto address = reinterpret_cast<uintptr_t>(decay.hidden.const_data_ptr());
+  return !config.allow_growth && !in.norm_q.defined() && decay.hidden.is_contiguous() &&
+         address % kAlignment == 0 && HasRowProducts(decay.hidden, decay.weight) &&
+         in.q.scalar_type() == at::kBFloat16 && decay.weight.size(1) <= kernels::kMaxDecayRank &&
+         decay.bias.scalar_type() == at::kFloat && decay.bias.is_contiguous();
+}
+
+DecayAttentionStepInputs WithLogDecay(DecayAttentionStepInputs in) {
+  const LowRankDecay decay = std::exchange(in.low_rank, {});
+  in.log_decay = DecayGate(Linear(decay.hidden, decay.weight), decay.bias, decay.gate)
+                     .unflatten(-1, {-1, in.q.size(2)});
+  return in;
+}
+
 at::Tensor RunStep(const DecayAttentionStepInputs& inputs, const DecayAttentionConfig& config,
                    const DecayState& state) {
   const at::Tensor q = Rows(inputs.q), k = Rows(inputs.k), v = Rows(inputs.v);
@@ -107,6 +142,22 @@ at::Tensor RunStep(const DecayAttentionStepInputs& inputs, const DecayAttentionC
   }
   args.state = state.kv.mutable_data_ptr();
   if (state.norm.defined()) args.norm = state.norm.mutable_data_ptr();
+  if (inputs.low_rank.hidden.defined()) {
+    const LowRankDecay& decay = inputs.low_rank;
+    const at::Tensor& hidden = decay.hidden;
+    args.decay_kind = kernels::DecayKind::kPerTokenChannel;
+    args.num_decay_heads = static_cast<int>(decay.bias.numel() / q.size(2));
+    const kernels::LowRankDecay low_rank = {
+        .hidden = Elements<Bf16>(hidden),
+        .hidden_stride = hidden.size(1),
+        .weight = Elements<Bf16>(decay.weight),
+        .rank = static_cast<int>(hidden.size(1)),
+        .form = {.bias = Elements<float>(decay.bias),
+                 .scale = static_cast<float>(decay.gate.scale),
+                 .floor = static_cast<float>(decay.gate.floor)}};
+    HL_DISPATCH(q.is_cuda(), LowRankStep, args, low_rank);
+    return out;
+  }
   HL_DISPATCH(q.is_cuda(), Step, args);
   return out;
 }
@@ -115,6 +166,11 @@ at::Tensor RunStep(const DecayAttentionStepInputs& inputs, const DecayAttentionC
 
 at::Tensor DecayAttentionStep(const DecayAttentionStepInputs& inputs,
                               const DecayAttentionConfig& config, DecayState& state) {
+  if (inputs.low_rank.hidden.defined()) {
+    CheckLowRank(inputs);
+    if (!CanComputeDecay(inputs, config))
+      return DecayAttentionStep(WithLogDecay(inputs), config, state);
+  }
   CheckTensors(inputs, state.kv);
   CheckState(inputs.q, state, config);
   HL_CHECK(!inputs.log_key_scale.defined() ||

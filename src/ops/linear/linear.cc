@@ -19,6 +19,7 @@
 
 #include "ops/linear/float8_linear.h"
 #include "ops/linear/right_operand.h"
+#include "ops/linear/row_products.h"
 #include "ops/linear/weight_product.h"
 #include "ops/linear/weight_sums.h"
 #include "ops/linear/widened.h"
@@ -84,6 +85,11 @@ at::Tensor PlainForward(const at::Tensor& x, const at::Tensor& weight) {
 
 // x [..., D], matrices [out_i, D] -> [..., out_i].
 Tensors MatrixProducts(const at::Tensor& x, const Tensors& matrices) {
+  if (HasRowProducts(x, matrices)) {
+    std::vector<RowWeight> weights;
+    for (const at::Tensor& matrix : matrices) weights.push_back({.weight = matrix});
+    return RowProducts({.x = x}, weights).ys;
+  }
   if (UsesWidened(x, matrices)) return WidenedForward(x, matrices);
   Tensors products;
   for (const at::Tensor& matrix : matrices) products.push_back(PlainForward(x, matrix));

@@ -9,16 +9,45 @@
 #include <type_traits>
 
 #include "kernels/common/cuda/device.h"
+#include "kernels/common/cuda/log_sigmoid.cuh"
+#include "kernels/common/cuda/rows.cuh"
 #include "kernels/decay_attention/cuda/launch.h"
 #include "kernels/decay_attention/decay_attention_partition.h"
+#include "kernels/decay_attention/low_rank_step.h"
 
 namespace halflife::kernels::decay {
 
 constexpr int kStepColumns = 64, kStepRows = 4;
 
-template <typename T>
+// The log decay of a channel [Hd K] in row b. The sum has the order of RowProducts: packs of 8 in
+// order, and their sums by a tree.
+HL_DEVICE float LowRankLogDecay(const LowRankDecay& decay, int b, int channel) {
+  constexpr int kPacks = kMaxDecayRank / 8;
+  const Bf16* const hidden = decay.hidden + b * decay.hidden_stride;
+  const Bf16* const weight = decay.weight + int64_t{1} * channel * decay.rank;
+  float sums[kPacks] = {};
+#pragma unroll
+  for (int pack = 0; pack < kPacks; ++pack) {
+    if (8 * pack >= decay.rank) continue;
+    float x[8], w[8];
+    rows::Load(hidden + 8 * pack, 8, true, x);
+    rows::Load(weight + 8 * pack, 8, true, w);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sums[pack] = fmaf(x[i], w[i], sums[pack]);
+  }
+#pragma unroll
+  for (int count = kPacks / 2; count > 0; count /= 2) {
+#pragma unroll
+    for (int pack = 0; pack < count; ++pack) sums[pack] += sums[pack + count];
+  }
+  const float logit = rows::FromStorage(rows::Narrow<Bf16>(sums[0]));
+  return rows::GateLogDecay(logit + decay.form.bias[channel], decay.form);
+}
+
+// kLowRank: the step computes the decays.
+template <typename T, bool kLowRank>
 __global__ void __launch_bounds__(kStepColumns* kStepRows)
-    StepKernel(const DecayAttentionStepArgs args) {
+    StepKernel(const DecayAttentionStepArgs args, const LowRankDecay low_rank) {
   HL_SHARED(queries, float[kMaxHeadDimK]);
   HL_SHARED(keys, float[kMaxHeadDimK]);
   HL_SHARED(changes, float[kMaxHeadDimK]);  // decay - 1: keeps the bits of a decay near 1
@@ -58,7 +87,9 @@ __global__ void __launch_bounds__(kStepColumns* kStepRows)
     float log_decay = 0, key_scale = 1;
     const int width = IsPerChannel(args.decay_kind) ? K : 1;
     const int channel = IsPerChannel(args.decay_kind) ? thread : 0;
-    if (IsPerToken(args.decay_kind)) {
+    if constexpr (kLowRank) {
+      log_decay = LowRankLogDecay(low_rank, b, decay_head * K + thread);
+    } else if (IsPerToken(args.decay_kind)) {
       const TensorView& view = args.log_decay;
       log_decay = decay[b * view.stride_b + decay_head * view.stride_h + channel];
     } else if (args.decay_kind != DecayKind::kNone) {
@@ -109,15 +140,20 @@ __global__ void __launch_bounds__(kStepColumns* kStepRows)
   }
 }
 
-template <typename T>
-void LaunchStep(const DecayAttentionStepArgs& args, cudaStream_t stream) {
+template <typename T, bool kLowRank>
+void LaunchStep(const DecayAttentionStepArgs& args, const LowRankDecay& low_rank,
+                cudaStream_t stream) {
   const bool normalised = args.norm_kind == NormKind::kSumOfKeys;
   const int tiles = (args.head_dim_v + kStepColumns - 1) / kStepColumns;
   constexpr const char* kName = "decay attention step";
   Launch({dim3(GridBlocks(int64_t{1} * args.batch * args.num_heads, kName),
                static_cast<unsigned>(normalised ? 1 : tiles)),
           kStepColumns * kStepRows, 0, kName},
-         stream, StepKernel<T>, args);
+         stream, StepKernel<T, kLowRank>, args, low_rank);
+}
+template <typename T>
+void LaunchStep(const DecayAttentionStepArgs& args, cudaStream_t stream) {
+  LaunchStep<T, false>(args, {}, stream);
 }
 
 }  // namespace halflife::kernels::decay

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "core/dtype.h"
 #include "core/error.h"
@@ -36,9 +37,11 @@ class DecayRecurrence : public Recurrence {
   // The inputs of decay attention. Names and shapes as in ops::DecayAttentionInputs.
   struct Operands {
     at::Tensor q, k, v, log_decay, log_key_scale, norm_q, norm_k;
+    std::optional<ops::LowRankDecay> low_rank = {};  // of a step, in place of log_decay
     ops::ColumnSlice q_gradient, k_gradient;
   };
-  Operands MakeOperands(const RecurrenceInputs& inputs, const SequenceSlice& slice) const;
+  Operands MakeOperands(const RecurrenceInputs& inputs, const SequenceSlice& slice,
+                        bool is_step) const;
   void Rotate(const SequenceSlice& slice, Operands& operands) const;
   void ScaleQueries(const SequenceSlice& slice, Operands& operands) const;
   // Divides the queries by their ScoreSums. `keys` [B, N, Hk, F] are those of all tokens so far,
@@ -109,7 +112,7 @@ std::vector<at::Tensor> DecayRecurrence::Weights() const {
 
 RecurrenceOutput DecayRecurrence::Scan(const RecurrenceInputs& inputs,
                                        const MixerCall& call) const {
-  Operands operands = MakeOperands(inputs, call.slice);
+  Operands operands = MakeOperands(inputs, call.slice, /*is_step=*/false);
   RecurrenceOutput result;
   if (call.want_state) result.state.resize(num_decay_tensors());
   if (form_.score_norm) {
@@ -145,7 +148,7 @@ RecurrenceOutput DecayRecurrence::Scan(const RecurrenceInputs& inputs,
 
 at::Tensor DecayRecurrence::Step(const RecurrenceInputs& inputs, const SequenceSlice& token,
                                  std::span<at::Tensor> state) const {
-  Operands operands = MakeOperands(inputs, token);
+  Operands operands = MakeOperands(inputs, token, /*is_step=*/true);
   if (form_.score_norm) {
     at::Tensor& keys = state[num_decay_tensors()];
     AppendToken(operands.k, token.begin, keys);
@@ -160,6 +163,7 @@ at::Tensor DecayRecurrence::Step(const RecurrenceInputs& inputs, const SequenceS
        .v = at_token(operands.v),
        .log_decay = constant ? operands.log_decay : at_token(operands.log_decay),
        .constant_decay = constant,
+       .low_rank = operands.low_rank.value_or(ops::LowRankDecay()),
        .log_key_scale = at_token(operands.log_key_scale),
        .norm_q = at_token(operands.norm_q),
        .norm_k = at_token(operands.norm_k)},
@@ -169,7 +173,8 @@ at::Tensor DecayRecurrence::Step(const RecurrenceInputs& inputs, const SequenceS
 }
 
 DecayRecurrence::Operands DecayRecurrence::MakeOperands(const RecurrenceInputs& inputs,
-                                                        const SequenceSlice& slice) const {
+                                                        const SequenceSlice& slice,
+                                                        bool is_step) const {
   Operands operands = {.q = inputs.q.x,
                        .k = inputs.k.x,
                        .v = inputs.v,
@@ -182,7 +187,8 @@ DecayRecurrence::Operands DecayRecurrence::MakeOperands(const RecurrenceInputs& 
   if (decay_ != nullptr) {
     const QueriesAndKeys placed = decay_->AtPositions({.q = operands.q, .k = operands.k}, slice);
     operands.q = placed.q, operands.k = placed.k;
-    operands.log_decay = (*decay_)(inputs.x, inputs.products);
+    if (is_step) operands.low_rank = decay_->ToLowRank(inputs.products);
+    if (!operands.low_rank) operands.log_decay = (*decay_)(inputs.x, inputs.products);
   }
   // The buffers belong to the first consumers of q and k.
   if (!operands.q.is_same(inputs.q.x)) operands.q_gradient = {};

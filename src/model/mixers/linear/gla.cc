@@ -42,7 +42,7 @@ class GateDecay : public LogDecay {
  public:
   GateDecay(const GlaOptions& options, const PartContext& context)
       : head_dim_k_(options.head_dim_k),
-        clamp_min_(options.clamp_min),
+        gate_{.scale = 1 / kGateNormaliser, .floor = options.clamp_min},
         num_elements_(kGateRank * (context.model_dim() + options.heads().k_dim())),
         num_keys_(options.heads().k_dim()) {
     in_ = DeclareMatrix(context, "gk_proj.0.weight", {.out = kGateRank, .in = context.model_dim()});
@@ -59,10 +59,13 @@ class GateDecay : public LogDecay {
   // products[0] = W1 x [B, T, 16] -> [B, T, Hk, K] fp32.
   at::Tensor operator()(const at::Tensor&,
                         std::span<const ops::LinearPart> products) const override {
-    const at::Tensor log_decay =
-        ops::DecayGate(ops::Linear(products[0].y, *out_, products[0].gradient), *bias_,
-                       {.scale = 1 / kGateNormaliser, .floor = clamp_min_});
-    return SplitHeads(log_decay, head_dim_k_);
+    const at::Tensor logits = ops::Linear(products[0].y, *out_, products[0].gradient);
+    return SplitHeads(ops::DecayGate(logits, *bias_, gate_), head_dim_k_);
+  }
+  std::optional<ops::LowRankDecay> ToLowRank(
+      std::span<const ops::LinearPart> products) const override {
+    return ops::LowRankDecay{
+        .hidden = products[0].y.squeeze(1), .weight = *out_, .bias = *bias_, .gate = gate_};
   }
 
   bool per_channel() const override { return true; }
@@ -72,7 +75,7 @@ class GateDecay : public LogDecay {
 
  private:
   int64_t head_dim_k_;
-  double clamp_min_;
+  ops::DecayGateConfig gate_;
   int64_t num_elements_, num_keys_;
   Parameter in_, out_, bias_;
 };

@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/ones.h>
+#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <cmath>
@@ -187,8 +188,8 @@ MixerOutput LinearMixer::Forward(const MixerCall& call) const {
   MixerOutput result;
   MixerState* const after = call.want_state ? &result.state : nullptr;
   if (after != nullptr) after->tensors.resize(num_recurrent_ + convs_.size());
-  const Projected projected =
-      Project(call.x, [&](const Parts& y) { return Convolve(y, call, after); });
+  const Projected projected = Project(ops::SharedInputParts(call.x, InputWeights()),
+                                      [&](const Parts& y) { return Convolve(y, call, after); });
   RecurrenceOutput scanned = recurrence_->Scan(projected.Inputs(call.x), call);
   result.y = Output(scanned.o, projected.gate);
   if (after != nullptr) {
@@ -201,14 +202,21 @@ MixerOutput LinearMixer::Forward(const MixerCall& call) const {
 
 at::Tensor LinearMixer::Step(const at::Tensor& x, const SequenceSlice& token,
                              MixerState& state) const {
-  const at::Tensor row = x.unsqueeze(1);
-  const Projected projected = Project(row, [&](const Parts& y) {
+  at::Tensor no_values;
+  return StepOnInput(x, token, state, no_values);
+}
+
+at::Tensor LinearMixer::StepOnInput(const NormedInput& x, const SequenceSlice& token,
+                                    MixerState& state, at::Tensor& /*first_values*/) const {
+  Parts products = x.Products(InputWeights());
+  for (ops::LinearPart& part : products) part.y = part.y.unsqueeze(1);
+  const Projected projected = Project(products, [&](const Parts& y) {
     Parts outs = y;
     for (size_t i = 0; i < convs_.size(); ++i)
       outs[i].y = convs_[i].Step(y[i].y.squeeze(1), state.tensors[num_recurrent_ + i]).unsqueeze(1);
     return outs;
   });
-  const at::Tensor o = recurrence_->Step(projected.Inputs(row), token,
+  const at::Tensor o = recurrence_->Step(projected.Inputs(x.Tensor().unsqueeze(1)), token,
                                          std::span(state.tensors).first(num_recurrent_));
   return Output(o.unsqueeze(1), projected.gate).squeeze(1);
 }
@@ -238,13 +246,15 @@ Features LinearMixer::Map(size_t index, const ops::LinearPart& y) const {
   return features;
 }
 
-LinearMixer::Projected LinearMixer::Project(const at::Tensor& x,
-                                            const Convolution& convolve) const {
+std::vector<at::Tensor> LinearMixer::InputWeights() const {
   std::vector<at::Tensor> weights = {*projections_[0], *projections_[1], *projections_[2]};
   const std::vector<at::Tensor> recurrent = recurrence_->Weights();
   weights.insert(weights.end(), recurrent.begin(), recurrent.end());
   if (gate_.declared()) weights.push_back(*gate_);
-  const Parts y = ops::SharedInputParts(x, weights);
+  return weights;
+}
+
+LinearMixer::Projected LinearMixer::Project(const Parts& y, const Convolution& convolve) const {
   const Parts convolved = convolve(AddBiases(y));
   const ops::LinearPart values = {.y = SplitHeads(convolved[2].y, heads_.head_dim_v),
                                   .gradient = convolved[2].gradient};
@@ -253,7 +263,8 @@ LinearMixer::Projected LinearMixer::Project(const at::Tensor& x,
                          .v = WithColumnsOf(values, v_activation_(values.y)),
                          .products = {},
                          .gate = {}};
-  const auto products = std::span(y).subspan(projections_.size(), recurrent.size());
+  const size_t num_recurrent = y.size() - projections_.size() - (gate_.declared() ? 1 : 0);
+  const auto products = std::span(y).subspan(projections_.size(), num_recurrent);
   projected.products.assign(products.begin(), products.end());
   if (gate_.declared()) projected.gate = y.back();
   if (outer_gate_.declared())
@@ -294,6 +305,13 @@ at::Tensor LinearMixer::Output(const at::Tensor& heads, const ops::LinearPart& g
       norm_.declared() ? *norm_ : at::ones({o.size(-1)}, o.options().dtype(ops::ComputeType(o)));
   const auto kind = form_.output_gate == OutputGate::kSigmoid ? kernels::NormGate::kSigmoid
                                                               : kernels::NormGate::kSilu;
+  if (c10::InferenceMode::is_enabled()) {
+    const auto joined = out_.OfNorm({.x = heads.flatten(-2),
+                                     .norm = ops::RowNorm{.weight = weight, .eps = norm_eps_},
+                                     .gate = gate.y,
+                                     .gate_kind = kind});
+    if (joined) return *joined;
+  }
   const at::Tensor y = gate.y.defined() ? ops::GatedRmsNorm(o, gate.y.view(o.sizes()), weight,
                                                             norm_eps_, kind, gate.gradient)
                                         : ops::RmsNorm(o, weight, norm_eps_);

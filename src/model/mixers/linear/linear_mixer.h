@@ -116,6 +116,8 @@ class LinearMixer : public Mixer {
   MixerOutput Forward(const MixerCall& call) const override;
   at::Tensor Step(const at::Tensor& x, const SequenceSlice& token,
                   MixerState& state) const override;
+  at::Tensor StepOnInput(const NormedInput& x, const SequenceSlice& token, MixerState& state,
+                         at::Tensor& first_values) const override;
   FlopCount FlopsPerToken(int64_t seq_len) const override;
   double ActivationBytesPerToken(int64_t seq_len, int64_t bytes_per_element) const override;
   double GpuActivationBytesPerToken(int64_t seq_len, int64_t bytes_per_element) const override;
@@ -132,7 +134,9 @@ class LinearMixer : public Mixer {
   // Maps the projections q, k and v [B, T, dim] before they are split into heads.
   using Parts = std::vector<ops::LinearPart>;
   using Convolution = std::function<Parts(const Parts& y)>;
-  Projected Project(const at::Tensor& x, const Convolution& convolve) const;
+  // The matrices that are multiplied with the input, and what follows from their products y.
+  std::vector<at::Tensor> InputWeights() const;
+  Projected Project(const Parts& y, const Convolution& convolve) const;
   // Whether one kernel can add the bias of q or k and apply its feature map, because no convolution
   // lies between the two.
   bool IsMappedWithBias(size_t index) const;

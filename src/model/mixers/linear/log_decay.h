@@ -7,10 +7,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "model/sequence_slice.h"
+#include "ops/decay_attention/decay_attention.h"
 #include "ops/linear/linear.h"
 
 namespace halflife::model {
@@ -31,6 +33,11 @@ class LogDecay {
   // decay is the same for all tokens, else [B, T, Hd] or [B, T, Hd, K].
   virtual at::Tensor operator()(const at::Tensor& x,
                                 std::span<const ops::LinearPart> products) const = 0;
+  // For one token of decoding: the decay as a product that decay attention's step can compute, or
+  // nullopt. `products` have T = 1.
+  virtual std::optional<ops::LowRankDecay> ToLowRank(std::span<const ops::LinearPart>) const {
+    return std::nullopt;
+  }
   virtual bool constant() const { return false; }  // true: the same for all tokens
   virtual bool per_channel() const { return false; }
 
