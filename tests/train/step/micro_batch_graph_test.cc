@@ -53,6 +53,7 @@ TEST_F(MicroBatchGraphTest, ResultsOutliveTheNextReplay) {
 
 // The numbers of targets do not matter while the head computes all tokens.
 TEST_F(MicroBatchGraphTest, OtherFormsAreComputedAsTheyAre) {
+  EXPECT_EQ(Run(BatchOf(3)), Want(3));
   eval::BatchTensors few = BatchOf(4);
   few.num_targets = 3;
   EXPECT_EQ(Run(few), Want(4));
