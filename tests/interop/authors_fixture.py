@@ -6,6 +6,7 @@ scored, and the scores are compared with a forward in fp64.
             self.check(weights, config, layout="d2d", log_probs=lambda ids: ...)
 """
 
+import contextlib
 import json
 import pathlib
 import subprocess
@@ -63,6 +64,14 @@ class AuthorsTest(unittest.TestCase):
 
     def tearDown(self):
         self._holder.cleanup()
+
+    @contextlib.contextmanager
+    def fresh(self, name):
+        """A sub-test with an empty folder."""
+        with self.subTest(name):
+            self.tearDown()
+            self.setUp()
+            yield
 
     def halflife(self, *arguments, code=0):
         done = subprocess.run([self.program, *map(str, arguments)], capture_output=True, text=True,

@@ -231,9 +231,7 @@ class AuthorsLeap(AuthorsTest):
                              ({"window_sizes": [4, 4]}, "window_sizes has 2 windows for 4 layers"),
                              ({"preset": "leap_v012"}, "one of leap_v011, leap_v101, leap_latest"),
                              ({"preset": "leap_v101"}, "rescale is null")):
-            with self.subTest(part):
-                self.tearDown()
-                self.setUp()
+            with self.fresh(part):
                 config = config_of("leap_latest") | change
                 weights = random_weights(shapes_of("leap_latest", len(WINDOWS)))
                 self.assertIn(part, self.import_folder(weights, config, "leap", code=3))

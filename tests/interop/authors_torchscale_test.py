@@ -360,9 +360,7 @@ class Decoder(AuthorsTest):
                 (DECODER | {"xpos_rel_pos": True}, torch.rand(3),
                  "self_attn_xpos.scale: the file has 3 elements, its config.json implies 4"),
                 (DECODER, xpos_scale(), "unexpected: self_attn_xpos.scale [4]")):
-            with self.subTest(part):
-                self.tearDown()
-                self.setUp()
+            with self.fresh(part):
                 weights = random_weights(decoder_shapes(config)) | {"self_attn_xpos.scale": scale}
                 self.assertIn(part, self.import_folder(weights, config, "torchscale_decoder", code=3))
                 self.assertFalse((self.dir / "run").exists())
@@ -402,9 +400,7 @@ class Decoder(AuthorsTest):
                 ({"mode": "state"}, "mode is 'state'. Only 'default' is read."),
                 ({"activation_fn": "quick_gelu"}, "activation_fn is 'quick_gelu'"),
                 ({"vocab_size": None}, "vocab_size is missing")):
-            with self.subTest(part):
-                self.tearDown()
-                self.setUp()
+            with self.fresh(part):
                 config = DECODER | change
                 weights = random_weights(decoder_shapes(DECODER))
                 self.assertIn(part, self.import_folder(weights, config, "torchscale_decoder", code=3))

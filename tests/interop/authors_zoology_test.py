@@ -424,9 +424,7 @@ class AuthorsZoology(AuthorsTest):
                  '{"name": "torch.nn.Identity", "kwargs": {}}.'),
                 (config_of("MHA"), 'sequence_mixer is not an object. Write "sequence_mixer": {"name": "zoology'),
                 ({"d_model": DIM}, "sequence_mixer is not given")):
-            with self.subTest(part):
-                self.tearDown()
-                self.setUp()
+            with self.fresh(part):
                 weights = weights_of(config_of(module("MHA")))
                 self.assertIn(part, self.import_folder(weights, config, "zoology", code=3))
 

@@ -77,6 +77,7 @@ def random_sizes(seed):
 class DeltaHybrids(unittest.TestCase):
     setUp = shared.HfModels.setUp
     tearDown = shared.HfModels.tearDown
+    fresh = shared.HfModels.fresh
     check_all_ways = shared.HfModels.check_all_ways
     check_theirs = shared.HfModels.check_theirs
     check_same_tensors = shared.HfModels.check_same_tensors
@@ -125,24 +126,18 @@ class DeltaHybrids(unittest.TestCase):
     def test_qwen(self):
         for model_type, more in (("qwen3_5_text", {}), ("qwen3_next", {"num_experts": 0})):
             for name, variant in QWEN_VARIANTS.items():
-                with self.subTest(model_type + "_" + name):
-                    self.tearDown()
-                    self.setUp()
+                with self.fresh(model_type + "_" + name):
                     self.check(model_type, QWEN | variant | more)
 
     def test_olmo(self):
         for name, variant in OLMO_VARIANTS.items():
-            with self.subTest(name):
-                self.tearDown()
-                self.setUp()
+            with self.fresh(name):
                 self.check("olmo_hybrid", OLMO | variant)
 
     def test_random_sizes(self):
         for seed in range(4):
             for model_type in ("qwen3_5_text", "qwen3_next", "olmo_hybrid"):
-                with self.subTest(f"{model_type}_{seed}"):
-                    self.tearDown()
-                    self.setUp()
+                with self.fresh(f"{model_type}_{seed}"):
                     sizes = FRAME | random_sizes(seed)
                     if model_type == "olmo_hybrid":
                         sizes |= {"pad_token_id": 0, "eos_token_id": 1}
@@ -158,9 +153,7 @@ class DeltaHybrids(unittest.TestCase):
         for model_type, config, wanted in (("qwen3_5_text", QWEN, "qwen3_5_text"),
                                            ("qwen3_next", QWEN | {"num_experts": 0}, "qwen3_5_text"),
                                            ("olmo_hybrid", OLMO, "olmo_hybrid")):
-            with self.subTest(model_type):
-                self.tearDown()
-                self.setUp()
+            with self.fresh(model_type):
                 folder, model = self.make_folder(model_type, config)
                 exported = self.check_all_ways(folder, self.log_probs_of(model))
                 self.assertEqual(json.loads((exported / "config.json").read_text())["model_type"], wanted)
@@ -237,9 +230,7 @@ class DeltaHybrids(unittest.TestCase):
             ("olmo_hybrid", OLMO, {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5."),
         )
         for model_type, config, change, message in cases:
-            with self.subTest(message):
-                self.tearDown()
-                self.setUp()
+            with self.fresh(message):
                 folder, _ = self.make_folder(model_type, config)
                 shared.change_config(folder, lambda written: written.update(change))
                 said = shared.halflife("import", "--from", folder, "--out", self.dir / "run", code=3)
@@ -266,25 +257,23 @@ class DeltaHybrids(unittest.TestCase):
 
     def test_irregular_layers_are_reported(self):
         for name, warned in (("plain", False), ("other_layers", True)):
-            self.tearDown()
-            self.setUp()
-            folder, _ = self.make_folder("qwen3_5_text", QWEN | QWEN_VARIANTS[name])
-            shared.halflife("import", "--from", folder, "--out", self.dir / "run")
-            said = shared.halflife("export", "--run", self.dir / "run", "--out", self.dir / "exported")
-            self.assertEqual("SGLang reads only full_attention_interval" in said, warned)
+            with self.fresh(name):
+                folder, _ = self.make_folder("qwen3_5_text", QWEN | QWEN_VARIANTS[name])
+                shared.halflife("import", "--from", folder, "--out", self.dir / "run")
+                said = shared.halflife("export", "--run", self.dir / "run", "--out", self.dir / "exported")
+                self.assertEqual("SGLang reads only full_attention_interval" in said, warned)
 
     def test_tokenizers(self):
         """Bytes in the form that the class loads."""
         for model_type, config in (("qwen3_5_text", QWEN), ("olmo_hybrid", OLMO)):
-            self.tearDown()
-            self.setUp()
-            folder, _ = self.make_folder(model_type, config | {"vocab_size": 259})
-            (folder / "tokenizer_config.json").write_text(
-                json.dumps({"tokenizer_class": "ByT5Tokenizer", "extra_ids": 0}))
-            shared.halflife("import", "--from", folder, "--out", self.dir / "run")
-            shared.halflife("export", "--run", self.dir / "run", "--out", self.dir / "exported")
-            theirs = AutoTokenizer.from_pretrained(self.dir / "exported")
-            self.assertEqual(theirs("a\n", add_special_tokens=False).input_ids, [ord("a") + 3, 13])
+            with self.fresh(model_type):
+                folder, _ = self.make_folder(model_type, config | {"vocab_size": 259})
+                (folder / "tokenizer_config.json").write_text(
+                    json.dumps({"tokenizer_class": "ByT5Tokenizer", "extra_ids": 0}))
+                shared.halflife("import", "--from", folder, "--out", self.dir / "run")
+                shared.halflife("export", "--run", self.dir / "run", "--out", self.dir / "exported")
+                theirs = AutoTokenizer.from_pretrained(self.dir / "exported")
+                self.assertEqual(theirs("a\n", add_special_tokens=False).input_ids, [ord("a") + 3, 13])
 
 
 if __name__ == "__main__":

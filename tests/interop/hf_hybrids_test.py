@@ -104,14 +104,8 @@ class Hybrids(shared.HfModels):
         return rows
 
     def make_folder(self, **config):
-        torch.manual_seed(12)
-        config = AutoConfig.for_model(**{k: v for k, v in config.items()
-                                        if v is not None or k == "mamba_d_ssm"})
-        model = AutoModelForCausalLM.from_config(config).float().eval()
-        self.move_vectors(model)
-        folder = self.dir / "theirs"
-        model.save_pretrained(folder, safe_serialization=True)
-        return folder, model
+        return self.make_theirs(12, **{k: v for k, v in config.items()
+                                       if v is not None or k == "mamba_d_ssm"})
 
     def check_class(self, config, keys=()):
         """Every way, and the exported folder has the tensors of theirs and the same values of `keys`."""
@@ -129,9 +123,7 @@ class Hybrids(shared.HfModels):
 
     def check_variants(self, frame, variants, keys=()):
         for name, variant in variants.items():
-            with self.subTest(name):
-                self.tearDown()
-                self.setUp()
+            with self.fresh(name):
                 self.check_class(frame | variant, keys)
 
     def refused(self, folder, **changes):
@@ -197,9 +189,7 @@ class Hybrids(shared.HfModels):
                 "head_dim": draw.choice((4, 6, 16)), "use_bias": draw.random() < 0.5,
                 "mlp_bias": draw.random() < 0.5, "use_conv_bias": draw.random() < 0.5,
                 "time_step_min": draw.choice((1e-3, 0.02)), "intermediate_size": draw.choice((24, 40))}
-            with self.subTest(seed=seed, pattern=pattern):
-                self.tearDown()
-                self.setUp()
+            with self.fresh(seed=seed, pattern=pattern):
                 self.check_class(config)
 
     def test_granitemoehybrid(self):

@@ -5,6 +5,7 @@ Kimi Linear of transformers, and with reference_models.py.
     .venv-compare/bin/python tests/interop/hf_models_test.py build/cpu/src/cli/halflife
 """
 
+import contextlib
 import json
 import pathlib
 import subprocess
@@ -17,9 +18,8 @@ try:
     from safetensors.torch import load_file, save_file
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import (AutoConfig, AutoModelForCausalLM, AutoTokenizer, ByT5Tokenizer, GenerationConfig,
-                              GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM,
-                              Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM,
-                              PreTrainedTokenizerFast)
+                              GPT2Config, GPT2LMHeadModel, LlamaForCausalLM, Mamba2Config,
+                              Mamba2ForCausalLM, MambaForCausalLM, PreTrainedTokenizerFast)
 except ImportError as error:
     print(f"SKIPPED: hf_models_test: {error} (launch/setup --tests)")
     sys.exit(77)
@@ -286,6 +286,14 @@ class HfModels(unittest.TestCase):
     def tearDown(self):
         self._holder.cleanup()
 
+    @contextlib.contextmanager
+    def fresh(self, name):
+        """A sub-test with an empty folder."""
+        with self.subTest(name):
+            self.tearDown()
+            self.setUp()
+            yield
+
     def check_all_ways(self, folder, want, *export_options):
         """folder -> run -> folder -> run -> folder: the same numbers everywhere, the same bytes at
         the ends."""
@@ -310,17 +318,18 @@ class HfModels(unittest.TestCase):
         for name, shape in reference_models.tensors(config).items():
             is_norm = "norm" in name
             weights[name] = torch.randn(shape) * (0.2 if is_norm else 0.25) + (1.0 if is_norm else 0.0)
+        return self.write_folder(config, weights), weights
+
+    def write_folder(self, config, weights):
         folder = self.dir / "theirs"
         folder.mkdir()
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         (folder / "config.json").write_text(json.dumps(config))
-        return folder, weights
+        return folder
 
     def test_fla_classes(self):
         for name, variant in FLA_VARIANTS.items():
-            with self.subTest(name):
-                self.tearDown()
-                self.setUp()
+            with self.fresh(name):
                 config = {key: value for key, value in (FRAME | variant).items() if value is not None}
                 folder, weights = self.make_fla_folder(config)
                 want = [reference_models.log_probs(config, weights, ids) for ids in sequences()]
@@ -341,58 +350,37 @@ class HfModels(unittest.TestCase):
         for name in maps.values():
             self.assertIn(f"unexpected: {name}", said)
 
-    def make_llama_folder(self, **variant):
-        torch.manual_seed(4)
-        config = LlamaConfig(**{"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48,
-                                "num_hidden_layers": 2, "num_attention_heads": 4,
-                                "initializer_range": 0.2} | variant)
-        model = LlamaForCausalLM(config).float().eval()
+    def make_theirs(self, seed, model_type, **config):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **config)).float().eval()
         self.move_vectors(model)
         folder = self.dir / "theirs"
         model.save_pretrained(folder, safe_serialization=True)
         return folder, model
+
+    def make_llama_folder(self, **variant):
+        return self.make_theirs(4, "llama", **{
+            "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "initializer_range": 0.2} | variant)
 
     def make_like_llama_folder(self, model_type, **variant):
-        torch.manual_seed(9)
-        config = AutoConfig.for_model(model_type, **{
+        return self.make_theirs(9, model_type, **{
             "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
             "num_attention_heads": 4, "initializer_range": 0.2, "max_position_embeddings": 256} | variant)
-        model = AutoModelForCausalLM.from_config(config).float().eval()
-        self.move_vectors(model)
-        folder = self.dir / "theirs"
-        model.save_pretrained(folder, safe_serialization=True)
-        return folder, model
 
     def make_gpt2_folder(self, **variant):
-        torch.manual_seed(6)
-        config = GPT2Config(**{"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4,
-                               "n_positions": 256, "initializer_range": 0.2} | variant)
-        model = GPT2LMHeadModel(config).float().eval()
-        self.move_vectors(model)
-        folder = self.dir / "theirs"
-        model.save_pretrained(folder, safe_serialization=True)
-        return folder, model
+        return self.make_theirs(6, "gpt2", **{
+            "vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256,
+            "initializer_range": 0.2} | variant)
 
     def make_mamba_folder(self, **variant):
-        torch.manual_seed(8)
-        config = MambaConfig(**{"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2,
-                                "initializer_range": 0.2} | variant)
-        model = MambaForCausalLM(config).float().eval()
-        self.move_vectors(model)
-        folder = self.dir / "theirs"
-        model.save_pretrained(folder, safe_serialization=True)
-        return folder, model
+        return self.make_theirs(8, "mamba", **{
+            "vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "initializer_range": 0.2} | variant)
 
     def make_mamba2_folder(self, **variant):
-        torch.manual_seed(9)
-        config = Mamba2Config(**{"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2,
-                                 "num_heads": 8, "head_dim": 8, "state_size": 16, "n_groups": 2,
-                                 "initializer_range": 0.2} | variant)
-        model = Mamba2ForCausalLM(config).float().eval()
-        self.move_vectors(model)
-        folder = self.dir / "theirs"
-        model.save_pretrained(folder, safe_serialization=True)
-        return folder, model
+        return self.make_theirs(9, "mamba2", **{
+            "vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 8,
+            "state_size": 16, "n_groups": 2, "initializer_range": 0.2} | variant)
 
     @staticmethod
     def move_vectors(model):
@@ -403,17 +391,13 @@ class HfModels(unittest.TestCase):
 
     def test_llama_of_transformers(self):
         for name, variant in LLAMA_VARIANTS.items():
-            with self.subTest(name):
-                self.tearDown()
-                self.setUp()
+            with self.fresh(name):
                 folder, model = self.make_llama_folder(**variant)
                 self.check_theirs(folder, self.log_probs_of(model))
 
     def test_rope_scalings(self):
         for name, rope in ROPE_SCALINGS.items():
-            with self.subTest(name):
-                self.tearDown()
-                self.setUp()
+            with self.fresh(name):
                 folder, model = self.make_llama_folder(
                     hidden_size=64, max_position_embeddings=256, rope_parameters=dict(rope))
                 want = self.log_probs_of(model)
@@ -430,9 +414,7 @@ class HfModels(unittest.TestCase):
 
     def test_classes_like_llama(self):
         for name, variant in LIKE_LLAMA_VARIANTS.items():
-            with self.subTest(name):
-                self.tearDown()
-                self.setUp()
+            with self.fresh(name):
                 folder, model = self.make_like_llama_folder(**variant)
                 exported = self.check_theirs(folder, self.log_probs_of(model), type(model),
                                              ("--model-type", variant["model_type"]))
@@ -446,9 +428,7 @@ class HfModels(unittest.TestCase):
         for name, model_type in (("mistral", "mistral"), ("mistral_without_window", "llama"),
                                  ("qwen3", "qwen3"), ("qwen2_layer_types", "qwen2"),
                                  ("qwen2", "llama")):  # with zeros as biases of o
-            with self.subTest(name):
-                self.tearDown()
-                self.setUp()
+            with self.fresh(name):
                 folder, model = self.make_like_llama_folder(**LIKE_LLAMA_VARIANTS[name])
                 halflife("import", "--from", folder, "--out", self.dir / "run")
                 halflife("export", "--run", self.dir / "run", "--out", self.dir / "exported")
@@ -460,9 +440,7 @@ class HfModels(unittest.TestCase):
         """The most likely continuations, which reach back further than the windows."""
         prompt, count = b"A prompt that is longer than any window here.", 60
         for name in ("qwen3", "qwen3_window_of_late_layers", "qwen2_layer_types", "mistral_wide_heads_yarn"):
-            with self.subTest(name):
-                self.tearDown()
-                self.setUp()
+            with self.fresh(name):
                 folder, model = self.make_like_llama_folder(
                     **LIKE_LLAMA_VARIANTS[name] | {"vocab_size": 259, "initializer_range": 1.0})
                 (folder / "tokenizer_config.json").write_text(
@@ -497,9 +475,7 @@ class HfModels(unittest.TestCase):
 
     def test_gpt2_of_transformers(self):
         for name, variant in GPT2_VARIANTS.items():
-            with self.subTest(name):
-                self.tearDown()
-                self.setUp()
+            with self.fresh(name):
                 folder, model = self.make_gpt2_folder(**variant)
                 exported = self.check_theirs(folder, self.log_probs_of(model), GPT2LMHeadModel)
                 self.check_same_tensors(folder, exported)
@@ -538,9 +514,7 @@ class HfModels(unittest.TestCase):
 
     def test_mamba_of_transformers(self):
         for name, variant in MAMBA_VARIANTS.items():
-            with self.subTest(name):
-                self.tearDown()
-                self.setUp()
+            with self.fresh(name):
                 folder, model = self.make_mamba_folder(**variant)
                 exported = self.check_theirs(folder, self.log_probs_of(model), MambaForCausalLM)
                 self.check_same_tensors(folder, exported)
@@ -554,9 +528,7 @@ class HfModels(unittest.TestCase):
 
     def test_mamba2_of_transformers(self):
         for name, variant in MAMBA2_VARIANTS.items():
-            with self.subTest(name):
-                self.tearDown()
-                self.setUp()
+            with self.fresh(name):
                 folder, model = self.make_mamba2_folder(**variant)
                 exported = self.check_theirs(folder, self.log_probs_of(model), Mamba2ForCausalLM)
                 self.check_same_tensors(folder, exported)
@@ -584,9 +556,7 @@ class HfModels(unittest.TestCase):
 
     def test_rwkv_of_transformers(self):
         for name, variant in RWKV_VARIANTS.items():
-            with self.subTest(name):
-                self.tearDown()
-                self.setUp()
+            with self.fresh(name):
                 folder, model = self.make_rwkv_folder(**variant)
                 exported = self.check_theirs(folder, self.log_probs_of(model), type(model))
                 self.check_same_tensors(folder, exported)
@@ -603,9 +573,7 @@ class HfModels(unittest.TestCase):
 
     def test_rwkv7_of_fla(self):
         for name, variant in RWKV7_VARIANTS.items():
-            with self.subTest(name):
-                self.tearDown()
-                self.setUp()
+            with self.fresh(name):
                 torch.manual_seed(12)
                 config = {"model_type": "rwkv7", "vocab_size": VOCAB, "hidden_size": 32,
                           "num_hidden_layers": 2} | variant
@@ -613,10 +581,7 @@ class HfModels(unittest.TestCase):
                 for key, shape in reference_rwkv7.tensors(config).items():
                     is_norm = key.endswith("norm.weight")
                     weights[key] = torch.randn(shape) * 0.25 + (1.0 if is_norm else 0.0)
-                folder = self.dir / "theirs"
-                folder.mkdir()
-                save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-                (folder / "config.json").write_text(json.dumps(config))
+                folder = self.write_folder(config, weights)
                 want = [reference_rwkv7.log_probs(config, weights, ids) for ids in sequences()]
                 exported = self.check_all_ways(folder, want)
                 self.check_same_tensors(folder, exported)
@@ -625,34 +590,21 @@ class HfModels(unittest.TestCase):
                 self.assertEqual(shapes_of(exported), reference_rwkv7.tensors(written))
 
     def make_kimi_folder(self, **variant):
-        torch.manual_seed(10)
-        config = AutoConfig.for_model("kimi_linear", **{
+        return self.make_theirs(10, "kimi_linear", **{
             "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 5,
             "num_attention_heads": 2, "num_key_value_heads": variant.get("num_attention_heads", 2),
             "kv_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6,
             "linear_head_dim": 8, "linear_num_heads": 2, "mlp_layer_types": ["dense"] * 5,
             "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "num_local_experts": 4,
             "initializer_range": 0.2} | variant)
-        model = AutoModelForCausalLM.from_config(config).float().eval()
-        self.move_vectors(model)
-        folder = self.dir / "theirs"
-        model.save_pretrained(folder, safe_serialization=True)
-        return folder, model
 
     def test_kimi_linear_of_transformers(self):
         for name, variant in KIMI_VARIANTS.items():
-            with self.subTest(name):
-                self.tearDown()
-                self.setUp()
+            with self.fresh(name):
                 folder, model = self.make_kimi_folder(**variant)
                 exported = self.check_theirs(folder, self.log_probs_of(model), type(model),
                                              ("--model-type", "kimi_linear"))
-                theirs = {name.replace(".block_sparse_moe.", ".mlp."): tensor
-                          for name, tensor in load_file(folder / "model.safetensors").items()}
-                ours = load_file(exported / "model.safetensors")
-                self.assertEqual(theirs.keys(), ours.keys())
-                for key, tensor in theirs.items():
-                    self.assertTrue(torch.equal(tensor, ours[key]), key)
+                self.check_same_tensors(folder, exported, (".block_sparse_moe.", ".mlp."))
                 written = AutoConfig.from_pretrained(exported)
                 self.assertEqual(written.layer_types, model.config.layer_types)
                 lists = json.loads((exported / "config.json").read_text())["linear_attn_config"]
@@ -732,9 +684,7 @@ class HfModels(unittest.TestCase):
 
     def test_norms_of_mamba2_that_only_fla_has(self):
         for keys, norm in (({"norm_before_gate": True}, "norm_first"), ({"rmsnorm": False}, "none")):
-            with self.subTest(norm):
-                self.tearDown()
-                self.setUp()
+            with self.fresh(norm):
                 folder, _ = self.make_mamba2_folder(n_groups=1)
                 # fla's folders are recognised by the name of their eps
                 change_config(folder, lambda config, keys=keys: config.update(
@@ -784,8 +734,9 @@ class HfModels(unittest.TestCase):
         want = self.log_probs_of(model)
         self.assertLess(widest(score(run, sequences(), self.dir), want), TOLERANCE)
 
-    def check_same_tensors(self, folder, exported):
-        theirs = load_file(folder / "model.safetensors")
+    def check_same_tensors(self, folder, exported, renamed=("", "")):
+        theirs = {name.replace(*renamed): tensor
+                  for name, tensor in load_file(folder / "model.safetensors").items()}
         ours = load_file(exported / "model.safetensors")
         self.assertEqual(theirs.keys(), ours.keys())
         for key, tensor in theirs.items():
@@ -865,9 +816,7 @@ class HfModels(unittest.TestCase):
 
     def test_a_head_beside_tied_embeddings(self):
         for name in ("equal", "other"):
-            with self.subTest(name):
-                self.tearDown()
-                self.setUp()
+            with self.fresh(name):
                 folder, _ = self.make_llama_folder(tie_word_embeddings=True)
 
                 def add_head(weights, other=name == "other"):
@@ -959,9 +908,7 @@ class HfModels(unittest.TestCase):
         lines = texts.mixed_unicode(40, 12) + ["Plain English, twice.  Twice.\n", " "]
         for name, tokenizer, specials in (("bpe", self.byte_level_bpe(), (0, 1, 2)),
                                           ("bytes", ByT5Tokenizer(extra_ids=0), (None, 1, 0))):
-            with self.subTest(name):
-                self.tearDown()
-                self.setUp()
+            with self.fresh(name):
                 folder, _ = self.make_llama_folder(vocab_size=len(tokenizer))
                 tokenizer.save_pretrained(folder)
                 exported = self.dir / "exported"
@@ -980,9 +927,7 @@ class HfModels(unittest.TestCase):
         tokenizer, lines = self.byte_level_bpe(), texts.mixed_unicode(40, 12)
         want = [tokenizer(line, add_special_tokens=False).input_ids for line in lines]
         for name, right in (("qwen3", True), ("qwen2", False)):
-            with self.subTest(name):
-                self.tearDown()
-                self.setUp()
+            with self.fresh(name):
                 folder, _ = self.make_like_llama_folder(
                     **LIKE_LLAMA_VARIANTS[name] | {"vocab_size": len(tokenizer)})
                 tokenizer.save_pretrained(folder)
@@ -1002,9 +947,7 @@ class HfModels(unittest.TestCase):
         bytes_of = ByT5Tokenizer(extra_ids=0)
         want = [bytes_of(line, add_special_tokens=False).input_ids for line in lines]
         for name, loader in (("mistral", AutoTokenizer), ("qwen2", PreTrainedTokenizerFast)):
-            with self.subTest(name):
-                self.tearDown()
-                self.setUp()
+            with self.fresh(name):
                 folder, _ = self.make_like_llama_folder(**LIKE_LLAMA_VARIANTS[name] | {"vocab_size": 259})
                 (folder / "tokenizer_config.json").write_text(
                     json.dumps({"tokenizer_class": "ByT5Tokenizer", "extra_ids": 0}))

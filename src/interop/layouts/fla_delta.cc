@@ -7,25 +7,15 @@
 namespace halflife::interop {
 namespace {
 
-constexpr int64_t kDeltaConvSize = 4;  // Default of the classes.
-
 // The short convolution, and the range of beta.
 void WriteDeltaKeys(const model::MixerConfig& options, nlohmann::ordered_json& json) {
-  const bool use_short_conv = options.Get<bool>("use_short_conv");
   json["attn_mode"] = "chunk";
-  json["use_short_conv"] = use_short_conv;
-  json["conv_size"] = use_short_conv ? options.Get<int64_t>("conv_size") : kDeltaConvSize;
+  WriteFlaShortConv(options, json);
   json["allow_neg_eigval"] = options.Get<bool>("allow_neg_eigval");
 }
 
 void ReadDeltaKeys(ConfigReader& reader, model::MixerConfig& options) {
-  const bool use_short_conv = reader.Bool("use_short_conv", true);
-  options.Set("use_short_conv", use_short_conv);
-  if (use_short_conv) {
-    options.Set("conv_size", reader.Int("conv_size", kDeltaConvSize, 2));
-  } else {
-    reader.Ignore({"conv_size"});
-  }
+  ReadFlaShortConv(reader, /*by_default=*/true, options);
   options.Set("allow_neg_eigval", reader.Bool("allow_neg_eigval", false));
 }
 
@@ -53,20 +43,13 @@ void ReadGatedDeltaHeads(ConfigReader& reader, const GatedDeltaDefaults& default
   options.Set("expand_v", reader.Double("expand_v", defaults.expand_v));
 }
 
-class DeltaNet : public Layout {
+class DeltaNet : public FlaLayout {
  public:
-  std::string model_type() const override { return "delta_net"; }
-  std::string class_name() const override { return "DeltaNetForCausalLM"; }
-  std::string mixer() const override { return "delta_net"; }
+  DeltaNet() : FlaLayout({"delta_net", "DeltaNetForCausalLM", "delta_net"}) {}
 
-  std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
-    return FlaObstacles(config);
-  }
-
-  void WriteConfig(const model::ModelConfig& config, nlohmann::ordered_json& json) const override {
+  void WriteMixer(const model::ModelConfig& config, nlohmann::ordered_json& json) const override {
     const model::MixerConfig& options = config.mixer;
     const auto activation = options.Get<std::string>("qk_activation");
-    WriteFlaFrame(config, json);
     WriteDeltaKeys(options, json);
     json["num_heads"] = options.Get<int64_t>("num_heads");
     json["expand_k"] = Number(options.Get<double>("expand_k"));
@@ -75,12 +58,10 @@ class DeltaNet : public Layout {
     json["use_gate"] = options.Get<bool>("use_output_gate");
     json["qk_norm"] = options.Get<std::string>("qk_norm");
     json["qk_activation"] = activation == "none" ? "identity" : activation;
-    json["attn"] = FlaHybrid(config);
   }
 
-  model::ModelConfig ReadConfig(ConfigReader& reader) const override {
-    model::ModelConfig config = ReadFlaFrame(reader, {});
-    model::MixerConfig& options = config.mixer = model::MixerConfig(mixer());
+  void ReadMixer(ConfigReader& reader, model::ModelConfig& config) const override {
+    model::MixerConfig& options = config.mixer;
     ReadDeltaKeys(reader, options);
     reader.Ignore({"use_output_norm"});  // The class always has the norm.
     options.Set("num_heads", reader.Int("num_heads", 16));
@@ -91,20 +72,15 @@ class DeltaNet : public Layout {
     options.Set("qk_norm", reader.String("qk_norm", "l2"));
     const std::string activation = reader.String("qk_activation", "silu");
     options.Set("qk_activation", activation == "identity" ? "none" : activation);
-    ReadFlaHybrid(reader, config);
-    return config;
-  }
-
-  std::string TensorName(const std::string& parameter, ConfigReader*) const override {
-    return FlaName(parameter);
   }
 };
 
-class GatedDeltaNet : public Layout {
+class GatedDeltaNet : public FlaLayout {
  public:
-  std::string model_type() const override { return "gated_deltanet"; }
-  std::string class_name() const override { return "GatedDeltaNetForCausalLM"; }
-  std::string mixer() const override { return "gated_delta_net"; }
+  GatedDeltaNet()
+      : FlaLayout(
+            {"gated_deltanet", "GatedDeltaNetForCausalLM", "gated_delta_net", {.num_layers = 21}}) {
+  }
 
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
     std::vector<std::string> lines = FlaObstacles(config);
@@ -115,19 +91,15 @@ class GatedDeltaNet : public Layout {
     return lines;
   }
 
-  void WriteConfig(const model::ModelConfig& config, nlohmann::ordered_json& json) const override {
+  void WriteMixer(const model::ModelConfig& config, nlohmann::ordered_json& json) const override {
     const auto gate = config.mixer.Get<std::string>("output_gate");
-    WriteFlaFrame(config, json);
     WriteDeltaKeys(config.mixer, json);
     WriteGatedDeltaHeads(config.mixer, json);
     json["use_gate"] = gate != "none";
     json["output_gate_activation"] = gate == "sigmoid" ? "sigmoid" : "swish";
-    json["attn"] = FlaHybrid(config);
   }
 
-  model::ModelConfig ReadConfig(ConfigReader& reader) const override {
-    model::ModelConfig config = ReadFlaFrame(reader, {.num_layers = 21});
-    config.mixer = model::MixerConfig(mixer());
+  void ReadMixer(ConfigReader& reader, model::ModelConfig& config) const override {
     ReadDeltaKeys(reader, config.mixer);
     ReadGatedDeltaHeads(reader, {.num_heads = 6, .head_dim = 256, .expand_v = 2}, config.mixer);
     if (reader.Bool("use_gate", true)) {
@@ -140,20 +112,16 @@ class GatedDeltaNet : public Layout {
       config.mixer.Set("output_gate", "none");
       reader.Ignore({"output_gate_activation"});
     }
-    ReadFlaHybrid(reader, config);
-    return config;
-  }
-
-  std::string TensorName(const std::string& parameter, ConfigReader*) const override {
-    return FlaName(parameter);
   }
 };
 
-class GatedDeltaProduct : public Layout {
+class GatedDeltaProduct : public FlaLayout {
  public:
-  std::string model_type() const override { return "gated_deltaproduct"; }
-  std::string class_name() const override { return "GatedDeltaProductForCausalLM"; }
-  std::string mixer() const override { return "gated_delta_product"; }
+  GatedDeltaProduct()
+      : FlaLayout({"gated_deltaproduct",
+                   "GatedDeltaProductForCausalLM",
+                   "gated_delta_product",
+                   {.num_layers = 21}}) {}
 
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
     std::vector<std::string> lines = FlaObstacles(config);
@@ -167,9 +135,8 @@ class GatedDeltaProduct : public Layout {
     return lines;
   }
 
-  void WriteConfig(const model::ModelConfig& config, nlohmann::ordered_json& json) const override {
+  void WriteMixer(const model::ModelConfig& config, nlohmann::ordered_json& json) const override {
     const model::MixerConfig& options = config.mixer;
-    WriteFlaFrame(config, json);
     WriteDeltaKeys(options, json);
     json["num_heads"] = options.Get<int64_t>("num_heads");
     json["head_dim"] = options.Get<int64_t>("head_dim");
@@ -177,12 +144,10 @@ class GatedDeltaProduct : public Layout {
     json["use_output_gate"] = options.Get<bool>("use_output_gate");
     json["use_forget_gate"] = options.Get<bool>("use_forget_gate");
     json["num_householder"] = options.Get<int64_t>("num_householder");
-    json["attn"] = FlaHybrid(config);
   }
 
-  model::ModelConfig ReadConfig(ConfigReader& reader) const override {
-    model::ModelConfig config = ReadFlaFrame(reader, {.num_layers = 21});
-    model::MixerConfig& options = config.mixer = model::MixerConfig(mixer());
+  void ReadMixer(ConfigReader& reader, model::ModelConfig& config) const override {
+    model::MixerConfig& options = config.mixer;
     ReadDeltaKeys(reader, options);
     options.Set("num_heads", reader.Int("num_heads", 6));
     options.Set("head_dim", reader.Int("head_dim", 256));
@@ -190,20 +155,12 @@ class GatedDeltaProduct : public Layout {
     options.Set("use_output_gate", reader.Bool("use_output_gate", true));
     options.Set("use_forget_gate", reader.Bool("use_forget_gate", false));
     options.Set("num_householder", reader.Int("num_householder", 1));
-    ReadFlaHybrid(reader, config);
-    return config;
-  }
-
-  std::string TensorName(const std::string& parameter, ConfigReader*) const override {
-    return FlaName(parameter);
   }
 };
 
-class Kda : public Layout {
+class Kda : public FlaLayout {
  public:
-  std::string model_type() const override { return "kda"; }
-  std::string class_name() const override { return "KDAForCausalLM"; }
-  std::string mixer() const override { return "kda"; }
+  Kda() : FlaLayout({"kda", "KDAForCausalLM", "kda"}) {}
 
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
     std::vector<std::string> lines = FlaObstacles(config);
@@ -212,20 +169,16 @@ class Kda : public Layout {
     return lines;
   }
 
-  void WriteConfig(const model::ModelConfig& config, nlohmann::ordered_json& json) const override {
+  void WriteMixer(const model::ModelConfig& config, nlohmann::ordered_json& json) const override {
     const auto bound = config.mixer.Get<double>("lower_bound");
-    WriteFlaFrame(config, json);
     WriteDeltaKeys(config.mixer, json);
     WriteGatedDeltaHeads(config.mixer, json);
     json["safe_gate"] = bound < 0 && bound >= -5;  // selects a kernel for bounds in this range
     json["lower_bound"] = nullptr;
     if (bound < 0) json["lower_bound"] = Number(bound);
-    json["attn"] = FlaHybrid(config);
   }
 
-  model::ModelConfig ReadConfig(ConfigReader& reader) const override {
-    model::ModelConfig config = ReadFlaFrame(reader, {});
-    config.mixer = model::MixerConfig(mixer());
+  void ReadMixer(ConfigReader& reader, model::ModelConfig& config) const override {
     ReadDeltaKeys(reader, config.mixer);
     ReadGatedDeltaHeads(reader, {.num_heads = 16, .head_dim = 128, .expand_v = 1}, config.mixer);
     if (reader.Has("lower_bound")) {
@@ -235,12 +188,6 @@ class Kda : public Layout {
       config.mixer.Set("lower_bound", bound);
     }
     reader.Ignore({"safe_gate"});  // The formula depends only on lower_bound.
-    ReadFlaHybrid(reader, config);
-    return config;
-  }
-
-  std::string TensorName(const std::string& parameter, ConfigReader*) const override {
-    return FlaName(parameter);
   }
 };
 

@@ -11,6 +11,8 @@ namespace {
 
 using nlohmann::ordered_json;
 
+constexpr int64_t kUsualConvSize = 4;  // Default of the classes.
+
 // Reads one entry of `attn`.
 void ReadHybridEntry(ConfigReader& reader, const nlohmann::json& entry,
                      model::ModelConfig& config) {
@@ -287,6 +289,44 @@ void WriteFlaLinear(const model::MixerConfig& mixer, ActivationNames names, orde
     json["feature_map"] = WrittenActivation(map, names);
   json["use_output_gate"] = mixer.Get<bool>("use_output_gate");
   json["elementwise_affine"] = mixer.Get<bool>("norm_affine");
+}
+
+void ReadFlaShortConv(ConfigReader& reader, bool by_default, model::MixerConfig& mixer) {
+  const bool use_short_conv = reader.Bool("use_short_conv", by_default);
+  mixer.Set("use_short_conv", use_short_conv);
+  if (use_short_conv) {
+    mixer.Set("conv_size", reader.Int("conv_size", kUsualConvSize, 2));
+  } else {
+    reader.Ignore({"conv_size"});
+  }
+}
+
+void WriteFlaShortConv(const model::MixerConfig& mixer, nlohmann::ordered_json& json) {
+  const bool use_short_conv = mixer.Get<bool>("use_short_conv");
+  json["use_short_conv"] = use_short_conv;
+  json["conv_size"] = use_short_conv ? mixer.Get<int64_t>("conv_size") : kUsualConvSize;
+}
+
+std::vector<std::string> FlaLayout::Obstacles(const model::ModelConfig& config) const {
+  return FlaObstacles(config);
+}
+
+void FlaLayout::WriteConfig(const model::ModelConfig& config, nlohmann::ordered_json& json) const {
+  WriteFlaFrame(config, json);
+  WriteMixer(config, json);
+  json["attn"] = FlaHybrid(config);
+}
+
+model::ModelConfig FlaLayout::ReadConfig(ConfigReader& reader) const {
+  model::ModelConfig config = ReadFlaFrame(reader, class_.frame);
+  config.mixer = model::MixerConfig(mixer());
+  ReadMixer(reader, config);
+  ReadFlaHybrid(reader, config);
+  return config;
+}
+
+std::string FlaLayout::TensorName(const std::string& parameter, ConfigReader*) const {
+  return FlaName(parameter);
 }
 
 }  // namespace halflife::interop

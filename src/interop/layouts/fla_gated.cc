@@ -7,60 +7,36 @@
 namespace halflife::interop {
 namespace {
 
-constexpr int64_t kGatedConvSize = 4;  // Default of the classes.
-
 void WriteGatedKeys(const model::MixerConfig& options, nlohmann::ordered_json& json) {
-  const bool use_short_conv = options.Get<bool>("use_short_conv");
-  json["use_short_conv"] = use_short_conv;
-  json["conv_size"] = use_short_conv ? options.Get<int64_t>("conv_size") : kGatedConvSize;
+  WriteFlaShortConv(options, json);
   json["elementwise_affine"] = options.Get<bool>("norm_affine");
 }
 
 void ReadGatedKeys(ConfigReader& reader, model::MixerConfig& options) {
-  const bool use_short_conv = reader.Bool("use_short_conv", false);
-  options.Set("use_short_conv", use_short_conv);
-  if (use_short_conv) {
-    options.Set("conv_size", reader.Int("conv_size", kGatedConvSize, 2));
-  } else {
-    reader.Ignore({"conv_size"});
-  }
+  ReadFlaShortConv(reader, /*by_default=*/false, options);
   options.Set("norm_affine", reader.Bool("elementwise_affine", true));
 }
 
-class Hgrn2 : public Layout {
+class Hgrn2 : public FlaLayout {
  public:
-  std::string model_type() const override { return "hgrn2"; }
-  std::string class_name() const override { return "HGRN2ForCausalLM"; }
-  std::string mixer() const override { return "hgrn2"; }
+  Hgrn2() : FlaLayout({"hgrn2", "HGRN2ForCausalLM", "hgrn2"}) {}
 
-  std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
-    return FlaObstacles(config);
-  }
-
-  void WriteConfig(const model::ModelConfig& config, nlohmann::ordered_json& json) const override {
+  void WriteMixer(const model::ModelConfig& config, nlohmann::ordered_json& json) const override {
     const auto num_heads = config.mixer.Get<int64_t>("num_heads");
-    WriteFlaFrame(config, json);
     json["attn_mode"] = "chunk";
     json["num_heads"] = num_heads;
     json["expand_ratio"] = config.model_dim / num_heads;
     WriteGatedKeys(config.mixer, json);
     json["use_lower_bound"] = config.mixer.Get<bool>("use_lower_bound");
-    json["attn"] = FlaHybrid(config);
   }
 
-  model::ModelConfig ReadConfig(ConfigReader& reader) const override {
-    model::ModelConfig config = ReadFlaFrame(reader, {});
-    model::MixerConfig& options = config.mixer = model::MixerConfig(mixer());
+  void ReadMixer(ConfigReader& reader, model::ModelConfig& config) const override {
+    model::MixerConfig& options = config.mixer;
     ReadHeads(reader, config);
     ReadGatedKeys(reader, options);
     options.Set("use_lower_bound", reader.Bool("use_lower_bound", true));
-    ReadFlaHybrid(reader, config);
-    return config;
   }
 
-  std::string TensorName(const std::string& parameter, ConfigReader*) const override {
-    return FlaName(parameter);
-  }
   // The class has bounds even if no layer reads them: those of layer 0 are 0. It starts from zeros.
   bool IsUnused(const std::string& tensor) const override { return tensor == "model.lower_bounds"; }
   std::vector<dist::ParamSpec> ZeroTensors(const model::ModelConfig& config) const override {
@@ -91,11 +67,9 @@ class Hgrn2 : public Layout {
 // q and k share one feature map, which halflife counts among q's.
 constexpr Renaming kSharedMap[] = {{".feature_map_q.", ".feature_map."}};
 
-class Gsa : public Layout {
+class Gsa : public FlaLayout {
  public:
-  std::string model_type() const override { return "gsa"; }
-  std::string class_name() const override { return "GSAForCausalLM"; }
-  std::string mixer() const override { return "gsa"; }
+  Gsa() : FlaLayout({"gsa", "GSAForCausalLM", "gsa"}) {}
 
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
     std::vector<std::string> lines = FlaObstacles(config);
@@ -108,21 +82,18 @@ class Gsa : public Layout {
     return lines;
   }
 
-  void WriteConfig(const model::ModelConfig& config, nlohmann::ordered_json& json) const override {
+  void WriteMixer(const model::ModelConfig& config, nlohmann::ordered_json& json) const override {
     const model::MixerConfig& options = config.mixer;
     const auto map = options.Get<std::string>("feature_map");
-    WriteFlaFrame(config, json);
     WriteFlaHeads(options, json);
     json["num_slots"] = options.Get<int64_t>("num_slots");
     json["feature_map"] = map == "silu" ? "swish" : map;
     json["gate_logit_normalizer"] = Number(options.Get<double>("gate_normaliser"));
     WriteGatedKeys(options, json);
-    json["attn"] = FlaHybrid(config);
   }
 
-  model::ModelConfig ReadConfig(ConfigReader& reader) const override {
-    model::ModelConfig config = ReadFlaFrame(reader, {});
-    model::MixerConfig& options = config.mixer = model::MixerConfig(mixer());
+  void ReadMixer(ConfigReader& reader, model::ModelConfig& config) const override {
+    model::MixerConfig& options = config.mixer;
     ReadFlaHeads(reader, options, /*num_heads=*/4, /*expand_k=*/1, /*expand_v=*/1);
     const double expand_v = options.Get<double>("expand_v");
     reader.Require(expand_v == 1, "expand_v is ", expand_v, ". Only 1 is supported.");
@@ -135,8 +106,6 @@ class Gsa : public Layout {
     options.Set("gate_normaliser", reader.Double("gate_logit_normalizer", 8));
     ReadGatedKeys(reader, options);
     reader.Ignore({"use_output_gate", "use_norm", "clamp_min", "clamp_max"});  // never read
-    ReadFlaHybrid(reader, config);
-    return config;
   }
 
   std::string TensorName(const std::string& parameter, ConfigReader*) const override {

@@ -8,15 +8,11 @@
 namespace halflife::interop {
 namespace {
 
-constexpr int64_t kConvSize = 4;  // Default of the class.
-
 // fla's GLA: gated linear attention. The gate's inner rank and its normaliser are constants in both
 // programs. Unlike RetNet's, its feature map is looked up in fla's own table.
-class Gla : public Layout {
+class Gla : public FlaLayout {
  public:
-  std::string model_type() const override { return "gla"; }
-  std::string class_name() const override { return "GLAForCausalLM"; }
-  std::string mixer() const override { return "gla"; }
+  Gla() : FlaLayout({"gla", "GLAForCausalLM", "gla"}) {}
 
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
     std::vector<std::string> lines = FlaObstacles(config);
@@ -28,37 +24,23 @@ class Gla : public Layout {
     return lines;
   }
 
-  void WriteConfig(const model::ModelConfig& config, nlohmann::ordered_json& json) const override {
+  void WriteMixer(const model::ModelConfig& config, nlohmann::ordered_json& json) const override {
     const model::MixerConfig& options = config.mixer;
-    WriteFlaFrame(config, json);
     WriteFlaLinear(options, ActivationNames::kFla, json);
-    json["use_short_conv"] = options.Get<bool>("use_short_conv");
-    json["conv_size"] =
-        options.Get<bool>("use_short_conv") ? options.Get<int64_t>("conv_size") : kConvSize;
+    WriteFlaShortConv(options, json);
     json["clamp_min"] = nullptr;
     if (std::isfinite(options.Get<double>("clamp_min")))
       json["clamp_min"] = Number(options.Get<double>("clamp_min"));
     json["use_gk"] = true;
     json["use_gv"] = false;
-    json["attn"] = FlaHybrid(config);
   }
 
-  model::ModelConfig ReadConfig(ConfigReader& reader) const override {
-    model::ModelConfig config = ReadFlaFrame(reader, {});
-    config.mixer = model::MixerConfig(mixer());
+  void ReadMixer(ConfigReader& reader, model::ModelConfig& config) const override {
     ReadFlaLinear(reader, config.mixer, /*num_heads=*/4, /*expand_k=*/0.5, /*expand_v=*/1,
                   ActivationNames::kFla);
-    const bool use_short_conv = reader.Bool("use_short_conv", false);
-    config.mixer.Set("use_short_conv", use_short_conv);
-    if (use_short_conv) {
-      config.mixer.Set("conv_size", reader.Int("conv_size", kConvSize, 2));
-    } else {
-      reader.Ignore({"conv_size"});
-    }
+    ReadFlaShortConv(reader, /*by_default=*/false, config.mixer);
     if (reader.Has("clamp_min")) config.mixer.Set("clamp_min", reader.Double("clamp_min", 0));
     reader.Ignore({"use_gk", "use_gv"});  // The class never reads them.
-    ReadFlaHybrid(reader, config);
-    return config;
   }
 
   std::string TensorName(const std::string& parameter, ConfigReader* reader) const override {
@@ -70,11 +52,9 @@ class Gla : public Layout {
 constexpr const char* kFlags[] = {"tie_feature_map_qk", "norm_q", "norm_k"};
 
 // fla's LinearAttention: feature maps, a norm per head, no positions.
-class LinearAttn : public Layout {
+class LinearAttn : public FlaLayout {
  public:
-  std::string model_type() const override { return "linear_attn"; }
-  std::string class_name() const override { return "LinearAttentionForCausalLM"; }
-  std::string mixer() const override { return "linear_attention"; }
+  LinearAttn() : FlaLayout({"linear_attn", "LinearAttentionForCausalLM", "linear_attention"}) {}
 
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
     std::vector<std::string> lines = FlaObstacles(config);
@@ -86,33 +66,25 @@ class LinearAttn : public Layout {
     return lines;
   }
 
-  void WriteConfig(const model::ModelConfig& config, nlohmann::ordered_json& json) const override {
+  void WriteMixer(const model::ModelConfig& config, nlohmann::ordered_json& json) const override {
     const model::MixerConfig& options = config.mixer;
-    WriteFlaFrame(config, json);
     WriteFlaHeads(options, json);
     json["feature_map"] = options.Get<std::string>("feature_map");
     for (const char* flag : kFlags) json[flag] = options.Get<bool>(flag);
     json["norm_feature_map"] = options.Get<bool>("normalise");
     json["elementwise_affine"] = options.Get<bool>("norm_affine");
-    json["attn"] = FlaHybrid(config);
   }
 
-  model::ModelConfig ReadConfig(ConfigReader& reader) const override {
-    model::ModelConfig config = ReadFlaFrame(reader, {});
-    model::MixerConfig& options = config.mixer = model::MixerConfig(mixer());
+  void ReadMixer(ConfigReader& reader, model::ModelConfig& config) const override {
+    model::MixerConfig& options = config.mixer;
     ReadFlaHeads(reader, options, /*num_heads=*/4, /*expand_k=*/1, /*expand_v=*/1);
     options.Set("feature_map", reader.String("feature_map", "elementwise_product"));
     for (const char* flag : kFlags) options.Set(flag, reader.Bool(flag, false));
     options.Set("normalise", reader.Bool("norm_feature_map", false));
     options.Set("output_norm", true);
     options.Set("norm_affine", reader.Bool("elementwise_affine", true));
-    ReadFlaHybrid(reader, config);
-    return config;
   }
 
-  std::string TensorName(const std::string& parameter, ConfigReader*) const override {
-    return FlaName(parameter);
-  }
   // A feature map that q and k share is one module with two names.
   std::string CopyOf(const std::string& tensor) const override {
     constexpr Renaming kOfKeys[] = {{".feature_map_k.", ".feature_map_q."}};
@@ -124,11 +96,9 @@ class LinearAttn : public Layout {
 constexpr int64_t kMaxRotaryDim = 256;  // Limit of fla's rotary kernel.
 
 // fla's RetNet: retention with rotary positions of base 10000, a norm per head and a SiLU gate.
-class RetNet : public Layout {
+class RetNet : public FlaLayout {
  public:
-  std::string model_type() const override { return "retnet"; }
-  std::string class_name() const override { return "RetNetForCausalLM"; }
-  std::string mixer() const override { return "retention"; }
+  RetNet() : FlaLayout({"retnet", "RetNetForCausalLM", "retention", {.hidden_ratio = 2}}) {}
 
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
     std::vector<std::string> lines = FlaObstacles(config);
@@ -145,22 +115,16 @@ class RetNet : public Layout {
     return lines;
   }
 
-  void WriteConfig(const model::ModelConfig& config, nlohmann::ordered_json& json) const override {
-    WriteFlaFrame(config, json);
+  void WriteMixer(const model::ModelConfig& config, nlohmann::ordered_json& json) const override {
     WriteFlaLinear(config.mixer, ActivationNames::kTransformers, json);
     json["use_short_conv"] = false;
     json["conv_size"] = 4;
-    json["attn"] = FlaHybrid(config);
   }
 
-  model::ModelConfig ReadConfig(ConfigReader& reader) const override {
-    model::ModelConfig config = ReadFlaFrame(reader, {.hidden_ratio = 2});
-    config.mixer = model::MixerConfig(mixer());
+  void ReadMixer(ConfigReader& reader, model::ModelConfig& config) const override {
     ReadFlaLinear(reader, config.mixer, /*num_heads=*/8, /*expand_k=*/1, /*expand_v=*/2,
                   ActivationNames::kTransformers);
     reader.Ignore({"use_short_conv", "conv_size"});  // The class never passes them to its layer.
-    ReadFlaHybrid(reader, config);
-    return config;
   }
 
   std::string TensorName(const std::string& parameter, ConfigReader* reader) const override {

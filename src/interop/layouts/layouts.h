@@ -2,9 +2,12 @@
 // share.
 #pragma once
 
+#include <nlohmann/json_fwd.hpp>
+
+#include <initializer_list>
+#include <limits>
 #include <map>
 #include <memory>
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <span>
 #include <string>
@@ -50,8 +53,8 @@ struct Renaming {
 // Applies the renamings in order. Each replaces the first occurrence.
 std::string Renamed(std::string parameter, std::span<const Renaming> renamings);
 
-// Reads a list with one name for each layer (layers.cc). Returns the layers that have a name of
-// `wanted`, and nothing if there is no such list. Messages mention the first name of each kind.
+// Reads a list with one name for each layer (config_values.cc). Returns the layers that have a name
+// of `wanted`, and nothing if there is no such list. Messages mention the first name of each kind.
 struct LayerTypes {
   std::vector<const char*> other, wanted;
 };
@@ -141,6 +144,33 @@ std::string FlaName(const std::string& parameter);
 // The same for retnet and gla. Their output norm is called g_norm if it is not fused with the gate.
 std::string FlaLinearName(const std::string& parameter, ConfigReader* reader);
 
+// A class of fla that has fla's frame, one linear mixer, and perhaps hybrid layers of softmax
+// attention.
+class FlaLayout : public Layout {
+ public:
+  struct Class {
+    const char *model_type, *class_name, *mixer;
+    FrameDefaults frame = {};
+  };
+  explicit FlaLayout(const Class& of) : class_(of) {}
+
+  std::string model_type() const override { return class_.model_type; }
+  std::string class_name() const override { return class_.class_name; }
+  std::string mixer() const override { return class_.mixer; }
+  std::vector<std::string> Obstacles(const model::ModelConfig& config) const override;
+  void WriteConfig(const model::ModelConfig& config, nlohmann::ordered_json& json) const final;
+  model::ModelConfig ReadConfig(ConfigReader& reader) const final;
+  std::string TensorName(const std::string& parameter, ConfigReader* reader) const override;
+
+ protected:
+  // Write and read the keys of the mixer. `config` is complete except for its hybrid layers.
+  virtual void WriteMixer(const model::ModelConfig& config, nlohmann::ordered_json& json) const = 0;
+  virtual void ReadMixer(ConfigReader& reader, model::ModelConfig& config) const = 0;
+
+ private:
+  Class class_;
+};
+
 // The names of mamba and mamba2, whose layers consist of a norm and a mixer.
 std::string BackboneName(const std::string& parameter);
 
@@ -148,10 +178,34 @@ std::string BackboneName(const std::string& parameter);
 void ReadFlaHeads(ConfigReader& reader, model::MixerConfig& mixer, int64_t num_heads,
                   double expand_k, double expand_v);
 void WriteFlaHeads(const model::MixerConfig& mixer, nlohmann::ordered_json& json);
+// The keys of short convolutions: conv_size is only read if use_short_conv is on.
+void ReadFlaShortConv(ConfigReader& reader, bool by_default, model::MixerConfig& mixer);
+void WriteFlaShortConv(const model::MixerConfig& mixer, nlohmann::ordered_json& json);
 // Options that retnet and gla share, apart from the heads. `names`: the names of feature maps.
 void ReadFlaLinear(ConfigReader& reader, model::MixerConfig& mixer, int64_t num_heads,
                    double expand_k, double expand_v, ActivationNames names);
 void WriteFlaLinear(const model::MixerConfig& mixer, ActivationNames names,
                     nlohmann::ordered_json& json);
+
+// The limits of the step sizes of Mamba-2 in config.json: a pair of numbers, such as
+// `time_step_limit`.
+struct StepLimits {
+  double least = 0, most = std::numeric_limits<double>::infinity();
+  bool operator==(const StepLimits&) const = default;
+};
+
+// Returns the default if the key is absent or null.
+StepLimits ReadStepLimits(ConfigReader& reader, const char* key);
+// The options dt_limit_min and dt_limit_max of a mixer mamba2.
+StepLimits StepLimitsOf(const model::MixerConfig& mamba2);
+void SetStepLimits(const StepLimits& limits, model::MixerConfig& mamba2);
+
+// Warns that other programs do not apply the limits to generated tokens, unless they are the
+// default.
+void WarnOfStepLimits(const StepLimits& limits);
+// Writes the pair under each of the keys, with that warning. Limits are left out at their default,
+// which each class knows.
+void WriteStepLimits(const StepLimits& limits, std::initializer_list<const char*> keys,
+                     nlohmann::ordered_json& json);
 
 }  // namespace halflife::interop

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
-#include "interop/layouts/step_limits.h"
+#include "interop/layouts/layouts.h"
 #include "model/mixers/parallel.h"
 
 namespace halflife::interop {

@@ -6,7 +6,6 @@
 #include "core/log.h"
 #include "interop/layouts/layouts.h"
 #include "interop/layouts/mamba2_hybrid.h"
-#include "interop/layouts/step_limits.h"
 
 namespace halflife::interop {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "interop/layouts/llama_frame.h"
+#include "interop/layouts/llama.h"
 
 namespace halflife::interop {
 namespace {

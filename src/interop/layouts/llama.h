@@ -1,5 +1,6 @@
-// Internal header: what LlamaForCausalLM and the classes that derive from it share. These are the
-// sizes, RMSNorm, the SwiGLU block, ties, grouped heads, rotary positions and tensor names.
+// Internal header: what the layouts of LlamaForCausalLM and of the classes that derive from it
+// share. These are the sizes, RMSNorm, the SwiGLU block, ties, grouped heads, rotary positions and
+// tensor names.
 #pragma once
 
 #include <cstdint>
