@@ -16,7 +16,7 @@
 #include "core/concat.h"
 #include "ops/convolution/short_conv.h"
 #include "ops/linear/linear.h"
-#include "ops/linear/weight_product.h"
+#include "ops/linear/linear_internal.h"
 #include "ops/rows/rms_norm.h"
 #include "ops/rows/rotary.h"
 #include "ops/rows/swiglu.h"

@@ -42,7 +42,7 @@
 #include "dist/rank_context.h"
 #include "kernels/common/cpu/instruction_set.h"
 #include "model/model_cost.h"
-#include "ops/torch/tensor_ref.h"
+#include "ops/torch/tensor_views.h"
 #include "profile.h"
 #include "support/measure.h"
 #include "support/program.h"

@@ -9,7 +9,6 @@
 #include "ckpt/agreement.h"
 #include "ckpt/collective.h"
 #include "ckpt/damage.h"
-#include "ckpt/retries.h"
 #include "ckpt/slice_reader.h"
 #include "ckpt/step_dir.h"
 #include "ckpt/step_files.h"

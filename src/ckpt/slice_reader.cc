@@ -7,7 +7,6 @@
 #include "ckpt/collective.h"
 #include "ckpt/damage.h"
 #include "ckpt/nan_search.h"
-#include "ckpt/retries.h"
 
 namespace halflife::ckpt {
 namespace {

@@ -3,14 +3,18 @@
 // any other.
 #pragma once
 
+#include <chrono>
 #include <filesystem>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "ckpt/manifest.h"
 #include "ckpt/scatter_plan.h"
 #include "ckpt/state.h"
 #include "ckpt/step_files.h"
+#include "core/error.h"
+#include "core/log.h"
 #include "dist/communicator.h"
 
 namespace halflife::ckpt {
@@ -43,5 +47,21 @@ class SliceReader {
   std::vector<std::vector<float>> outgoing_;  // of the round, by rank
   size_t next_read_ = 0, next_receive_ = 0;   // positions in the plan
 };
+
+// Returns the result of `action`, which reads from storage. If it throws Error kCheckpointIo, tries
+// up to three times, because a stalled mount may come back. What it reads is verified in any case.
+template <typename Action>
+auto WithRetries(const Action& action) {
+  constexpr int kAttempts = 3;
+  for (int attempt = 1;; ++attempt) {
+    try {
+      return action();
+    } catch (const Error& error) {
+      if (error.code() != ExitCode::kCheckpointIo || attempt == kAttempts) throw;
+      HL_WARN("ckpt", "reading failed, attempt ", attempt, " of ", kAttempts, ": ", error.what());
+      std::this_thread::sleep_for(std::chrono::milliseconds(100 << attempt));
+    }
+  }
+}
 
 }  // namespace halflife::ckpt

@@ -16,7 +16,7 @@
 #include "data/batch.h"
 #include "data/hdf5_handles.h"
 #include "data/manifest.h"
-#include "data/shard_index.h"
+#include "data/shard_layout.h"
 
 namespace halflife::data {
 namespace {

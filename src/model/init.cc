@@ -78,9 +78,6 @@ void Init::FillPiece(Part piece, int64_t channels, RandomKey key, float* out) co
         case Kind::kUniform:
           value = low_ + (high_ - low_) * uniform;
           break;
-        case Kind::kLogUniform:
-          value = low_ * std::pow(high_ / low_, uniform);
-          break;
         case Kind::kRange:
           if (channels > 1)
             value += (high_ - low_) * static_cast<double>(i % channels) /
@@ -93,6 +90,13 @@ void Init::FillPiece(Part piece, int64_t channels, RandomKey key, float* out) co
       out[i - piece.begin] = static_cast<float>(factor_ * value);
     }
   }
+}
+
+Init BiasOfSteps(double low, double high) {
+  return Init::Of([low, high](int64_t, double uniform) {
+    const double step = low * std::pow(high / low, uniform);
+    return step + std::log(-std::expm1(-step));
+  });
 }
 
 }  // namespace halflife::model

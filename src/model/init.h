@@ -25,8 +25,6 @@ class Init {
   static Init Uniform(double low, double high) { return Init(Kind::kUniform, low, high); }
   // Uniform in +-1/sqrt(fan_in), as torch.nn.Linear and torch.nn.Conv1d with `fan_in` inputs.
   static Init UniformOfFanIn(int64_t fan_in);
-  // The logarithm of the values is uniform. Requires 0 < low < high.
-  static Init LogUniform(double low, double high) { return Init(Kind::kLogUniform, low, high); }
   static Init Constant(double value) { return Init(Kind::kConstant, value, value); }
   static Init Zeros() { return Constant(0); }
   static Init Ones() { return Constant(1); }
@@ -59,7 +57,7 @@ class Init {
             float* out) const;
 
  private:
-  enum class Kind { kConstant, kNormal, kTruncatedNormal, kUniform, kLogUniform, kRange, kFormula };
+  enum class Kind { kConstant, kNormal, kTruncatedNormal, kUniform, kRange, kFormula };
   Init(Kind kind, double low, double high) : kind_(kind), low_(low), high_(high) {}
 
   void FillPiece(Part piece, int64_t channels, RandomKey key, float* out) const;
@@ -70,5 +68,9 @@ class Init {
   Formula formula_;
   double factor_ = 1;
 };
+
+// The initial bias of the step sizes of a state-space layer (Gu and Dao, 2023): values whose
+// softplus, the step size, is log-uniform in [low, high].
+Init BiasOfSteps(double low, double high);
 
 }  // namespace halflife::model

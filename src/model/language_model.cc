@@ -11,8 +11,8 @@
 #include <utility>
 
 #include "core/error.h"
-#include "model/document_pooler.h"
 #include "model/forward_pass.h"
+#include "model/vocabulary_layers.h"
 #include "ops/cross_entropy/linear_cross_entropy.h"
 #include "ops/torch/host_transfer.h"
 

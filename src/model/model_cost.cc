@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "model/blocks/block.h"
-#include "model/document_pooler.h"
+#include "model/vocabulary_layers.h"
 
 namespace halflife::model {
 

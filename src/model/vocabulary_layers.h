@@ -1,4 +1,5 @@
-// The layers at both ends of a model: the embedding and the output head (below).
+// The layers at both ends of a model: the embedding, the output head, and the pooler of documents
+// that a classifier reads (below).
 //
 // TokenEmbedding maps tokens to vectors: an embedding table, an optional scale, and an optional
 // table of segments.
@@ -9,7 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "model/objectives/objective.h"
 #include "model/part_context.h"
+#include "model/sequence_slice.h"
 #include "ops/cross_entropy/linear_cross_entropy.h"
 
 namespace halflife::model {
@@ -78,6 +81,27 @@ class OutputHead {
   ops::LinearCrossEntropyInputs Inputs(const at::Tensor& hidden, const at::Tensor& targets) const;
   bool tied_ = false;
   double logit_scale_ = 1;
+  Parameter weight_, bias_;
+};
+
+// Returns the flat indices [P] int64 of the first tokens of the slice's P documents, in order. The
+// slice must hold whole rows.
+at::Tensor FirstTokens(const SequenceSlice& slice);
+
+// Pools the hidden vectors of each document into one vector, which a classifier reads.
+class DocumentPooler {
+ public:
+  // Declares the parameters pooler.dense.weight and pooler.dense.bias if options.dense is set.
+  DocumentPooler(const ClassifierOptions& options, const PartContext& context);
+
+  // Pools hidden [B, T, D] of whole rows to [P, D] in the dtype of `hidden`. `firsts` [P] is the
+  // result of FirstTokens. Means are summed in fp32.
+  at::Tensor operator()(const at::Tensor& hidden, const at::Tensor& firsts) const;
+  double FlopsPerDocument() const;
+
+ private:
+  enum class Pooling : uint8_t { kFirst, kMean, kLast } pooling_;
+  int64_t model_dim_;
   Parameter weight_, bias_;
 };
 

@@ -13,7 +13,6 @@
 #include "data/manifest.h"
 #include "data/open_shards.h"
 #include "data/prepare/shard_writer.h"
-#include "data/shard_index.h"
 #include "data/shard_layout.h"
 #include "data/small_datasets.h"
 #include "support/expect_error.h"

@@ -29,16 +29,13 @@
 #include "ops/linear/linear.h"
 #include "ops/polynomial_attention/polynomial_attention.h"
 #include "ops/rows/bias_map.h"
-#include "ops/rows/decay_gate.h"
+#include "ops/rows/decay_gates.h"
 #include "ops/rows/dropout.h"
 #include "ops/rows/focus_heads.h"
 #include "ops/rows/layer_norm.h"
-#include "ops/rows/learned_decay.h"
-#include "ops/rows/real_norm.h"
 #include "ops/rows/rms_norm.h"
 #include "ops/rows/rotary.h"
-#include "ops/rows/skip_gate.h"
-#include "ops/rows/step_gate.h"
+#include "ops/rows/state_space_gates.h"
 #include "ops/rows/swiglu.h"
 #include "ops/rows/token_shift.h"
 #include "ops/scans/selective_scan.h"
@@ -195,19 +192,19 @@ void RmsNormExample(const Tensor& x, const Tensor* weight) {
 }
 
 void RealNormExample(const Tensor& heads) {
-#include "examples/ops/rows/real_norm.h"
+#include "examples/ops/rows/layer_norm.h.2"
 }
 
 void DecayGateExample(const Tensor& logits, const Tensor* bias) {
-#include "examples/ops/rows/decay_gate.h"
+#include "examples/ops/rows/decay_gates.h"
 }
 
 void StepGateExample(const Tensor& dt, const Tensor* dt_bias, const Tensor* a_log) {
-#include "examples/ops/rows/step_gate.h"
+#include "examples/ops/rows/state_space_gates.h"
 }
 
 void SkipGateExample(const Tensor& y, const Tensor& v, const Tensor* d, const Tensor& z) {
-#include "examples/ops/rows/skip_gate.h"
+#include "examples/ops/rows/state_space_gates.h.2"
 }
 
 void BiasMapExample(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor* q_bias,
@@ -216,7 +213,7 @@ void BiasMapExample(const Tensor& q, const Tensor& k, const Tensor& v, const Ten
 }
 
 void LearnedDecayExample(const Tensor* a_log, const Tensor* ps, int64_t num_heads) {
-#include "examples/ops/rows/learned_decay.h"
+#include "examples/ops/rows/decay_gates.h.2"
 }
 
 void RotaryExample(const Slice& slice, int64_t head_dim, Tensor& q, Tensor& k) {

@@ -8,8 +8,8 @@
 #include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 
-#include "model/document_pooler.h"
 #include "model/language_model.h"
+#include "model/vocabulary_layers.h"
 #include "ops/gradient_check.h"
 #include "ops/torch/host_waits.h"
 #include "support/expect_error.h"

@@ -81,28 +81,5 @@ TEST_P(DecodeTest, FromAnEmptyStateAndInPieces) {
   EXPECT_EQ(state.num_tokens, 40);
 }
 
-TEST(HybridDecode, LayersOfTwoMixersEachCarryTheirOwnState) {
-  ModelConfig config = Tiny("gla");
-  config.channel_mixer.Set("bias", true);
-  config.hybrid = {
-      {.layers = {1}, .mixer = MixerConfig("softmax", {{"num_heads", 4}, {"qkv_bias", true}})}};
-  LanguageModel model(config);
-  model.BindOwnMemory(1, false);
-  const at::NoGradGuard no_grad;
-  for (int i = 0; i < model.parameters().size(); ++i) {  // Sets biases to non-zero values.
-    at::Tensor parameter = model.parameters().tensor(i);
-    if (model.parameters().specs()[i].name.ends_with(".bias"))
-      parameter.copy_(test::Normal(parameter.sizes().vec(), i).to(at::kFloat));
-  }
-  const at::Tensor tokens = (test::Uniform({2, 90}, 3) * 50).to(at::kLong);
-  const auto whole = SequenceSlice::Contiguous(2, 90, 0, at::kCPU);
-  const at::Tensor want = model.Logits(model.Hidden(tokens, {.slice = &whole}));
-  ModelState state = model.EmptyState(2);
-  for (int64_t t = 0; t < 90; ++t)
-    ASSERT_TRUE(test::Close(model.Step(tokens.select(1, t), state), want.select(1, t), kTolerance))
-        << "token " << t;
-  EXPECT_FALSE(model.constant_state());
-}
-
 }  // namespace
 }  // namespace halflife::model

@@ -185,6 +185,7 @@ TEST_P(HybridPattern, PrefillAndStepsAreTheWholeRow) {
     ASSERT_TRUE(
         Close(model->Step(tokens.select(1, t), state), want.select(1, t), kPatternTolerance))
         << t;
+  EXPECT_EQ(model->constant_state(), GetParam().name == "rwkv7");
 }
 
 TEST_P(HybridPattern, EveryParameterGetsAGradient) {

@@ -27,7 +27,7 @@ TEST(Init, PartsEqualTheWhole) {
   const std::vector<int64_t> shape = {300, 500};
   for (const Init& init :
        {Init::Constant(3), Init::Normal(0.02), Init::TruncatedNormal(0.02, 1), Init::Uniform(-1, 1),
-        Init::LogUniform(0.1, 1), Init::Range(1, 2), Init::UniformOfFanIn(8),
+        Init::Range(1, 2), Init::UniformOfFanIn(8),
         Init::Of([](int64_t element, double uniform) { return element + uniform; })}) {
     const std::vector<float> whole = Draw(init, shape);
     for (const Init::Part part : {Init::Part{0, 1}, Init::Part{1, 3}, Init::Part{3, 70'001},
@@ -93,15 +93,6 @@ TEST(Init, Uniform) {
   EXPECT_NEAR(m.std_dev, sigma, 5 * sigma / std::sqrt(2 * m.n));
 }
 
-TEST(Init, LogUniform) {
-  std::vector<float> values = Draw(Init::LogUniform(0.001, 0.1));
-  for (float& value : values) value = std::log10(value);
-  const Moments m = Of(values);
-  EXPECT_GE(m.low, -3 - 1e-6);
-  EXPECT_LE(m.high, -1 + 1e-6);
-  EXPECT_NEAR(m.mean, -2, 5 * (2 / std::sqrt(12.0)) / std::sqrt(m.n));
-}
-
 TEST(Init, RangesOverChannels) {
   EXPECT_THAT(Draw(Init::Range(1, 5), {2, 5}), testing::ElementsAre(1, 2, 3, 4, 5, 1, 2, 3, 4, 5));
   EXPECT_THAT(Draw(Init::Range(3, 9), {1}), testing::ElementsAre(3));
@@ -115,8 +106,7 @@ TEST(Init, FormulasSeeTheElementAndADrawOfItsOwn) {
 }
 
 TEST(Init, DependsOnlyOnSeedNameAndElement) {
-  for (const Init& init : {Init::Normal(0.02), Init::TruncatedNormal(1), Init::Uniform(0, 1),
-                           Init::LogUniform(1, 2)}) {
+  for (const Init& init : {Init::Normal(0.02), Init::TruncatedNormal(1), Init::Uniform(0, 1)}) {
     const std::vector<float> values = Draw(init, {10, 7});
     EXPECT_EQ(Draw(init, {10, 7}), values);
     EXPECT_NE(Draw(init, {10, 7}, "w", 2), values);
@@ -131,9 +121,8 @@ TEST(Init, AnyNumberOfThreadsGivesTheSameBits) {
   const auto formula = [](int64_t i, double u) { return static_cast<double>(i) + u; };
   const int threads_before = at::get_num_threads();
   for (const int64_t count : {1, 5, (1 << 16) - 1, 1 << 16, (1 << 16) + 1, 3 * (1 << 16) + 6}) {
-    for (const Init& init :
-         {Init::Constant(3), Init::Normal(0.02), Init::TruncatedNormal(1, 0.6), Init::Uniform(0, 1),
-          Init::LogUniform(1, 2), Init::Range(1, 9), Init::Of(formula)}) {
+    for (const Init& init : {Init::Constant(3), Init::Normal(0.02), Init::TruncatedNormal(1, 0.6),
+                             Init::Uniform(0, 1), Init::Range(1, 9), Init::Of(formula)}) {
       at::set_num_threads(1);
       const std::vector<float> values = Draw(init, {count});
       for (const int threads : {2, 3, 8}) {

@@ -414,27 +414,10 @@ std::vector<Named> ModelsOfEveryPart() {
   ModelConfig scaled = usual;
   scaled.block = BlockConfig("pre_norm", {{"residual_multiplier", 0.5}});
   models.push_back({"scaled_branches", scaled});
-  // The pattern of Qwen3-Next: gated attention, zero-centered norms.
-  ModelConfig gated = usual;
-  gated.norm = NormConfig("rms_norm", {{"zero_centered", true}});
-  gated.hybrid = {{.layers = {1},
-                   .mixer = MixerConfig("softmax", {{"num_heads", 2},
-                                                    {"qk_norm", true},
-                                                    {"qk_norm_zero_centered", true},
-                                                    {"output_gate", "sigmoid"},
-                                                    {"partial_rotary_factor", 0.5}})}};
-  models.push_back({"zero_centered_norms_and_gated_softmax", gated});
-  // The pattern of OLMo Hybrid: layers of two blocks.
-  ModelConfig blocks = usual;
-  blocks.hybrid = {
-      {.layers = {1},
-       .mixer = MixerConfig("softmax",
-                            {{"num_heads", 2}, {"qk_norm", true}, {"qk_norm_over", "all_heads"}}),
-       .block = BlockConfig("output_norm")}};
-  models.push_back({"layers_of_two_blocks", blocks});
   return models;
 }
 
+// hybrid_models_test.cc has the patterns of published hybrids.
 class EveryPart : public testing::TestWithParam<Named> {
  protected:
   EveryPart() : model_(GetParam().config) { model_.BindOwnMemory(1, true); }

@@ -15,7 +15,7 @@
 #include "core/clock.h"
 #include "core/concat.h"
 #include "core/human.h"
-#include "ops/torch/tensor_ref.h"
+#include "ops/torch/tensor_views.h"
 #include "train/device.h"
 
 namespace halflife::cli::doctor {

@@ -14,7 +14,6 @@
 #include "core/log.h"
 #include "data/chat/chat_tokens.h"
 #include "data/examples/example.h"
-#include "data/examples/preference_record.h"
 #include "data/manifest.h"
 #include "data/prepare/document_encoder.h"
 #include "data/prepare/ordered_pipeline.h"

@@ -31,7 +31,7 @@ struct PrepareExamplesConfig {
   std::string label_field = "label";    // only with kClasses
   std::string prompt_field = "prompt";  // kAnswers, kPreferences
   std::string answer_field = "answer";  // only with kAnswers
-  // Only with kPreferences (data/examples/preference_record.h).
+  // Only with kPreferences (data/examples/example.h).
   std::string chosen_field = "chosen", rejected_field = "rejected";
   // With kAnswers: a record is a conversation, and the turns of its assistant are the answers. The
   // field is a list of messages (data/chat/chat_tokens.h), and prompt_field and answer_field are

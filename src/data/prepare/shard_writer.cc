@@ -15,7 +15,7 @@
 #include "core/fault.h"
 #include "core/files.h"
 #include "data/hdf5_handles.h"
-#include "data/shard_index.h"
+#include "data/shard_layout.h"
 #include "data/shard_reader.h"
 #include "data/utf8.h"
 

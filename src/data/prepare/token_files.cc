@@ -15,7 +15,7 @@
 #include "data/prepare/document_encoder.h"
 #include "data/prepare/publish_dataset.h"
 #include "data/prepare/shard_writer.h"
-#include "data/shard_index.h"
+#include "data/shard_layout.h"
 #include "data/shard_reader.h"
 #include "data/tokenizer_folder.h"
 

@@ -92,7 +92,7 @@ void WeightGradient(const WeightGradientArgs& args);
 namespace halflife::kernels::cpu {
 
 // Conversions between bf16 and fp32 on the CPU, for bf16 products that are computed in fp32
-// (ops/linear/widened.h).
+// (ops/linear/widened.cc).
 //
 // Convert `count` elements of x to y, which must not overlap. NarrowRange() rounds to nearest even.
 void WidenRange(const Bf16* x, float* y, int64_t count);

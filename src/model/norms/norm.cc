@@ -6,7 +6,6 @@
 
 #include <optional>
 
-#include "model/norms/norm_weight.h"
 #include "ops/rows/rms_norm.h"
 #include "ops/torch/dispatch.h"
 
@@ -14,7 +13,7 @@ namespace halflife::model {
 namespace {
 
 // RMS norm: y = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, 2019). The weight is
-// optional. A zero-centered weight w multiplies by 1 + w (norm_weight.h).
+// optional. A zero-centered weight w multiplies by 1 + w (NormWeight).
 struct RmsNormOptions : OptionsOf<RmsNormOptions> {
   double eps = 1e-6;
   bool weight = true, zero_centered = false;

@@ -1,6 +1,5 @@
 #include "ops/cross_entropy/cross_entropy_rows.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/exp.h>
@@ -27,13 +26,9 @@ void ReduceFused(at::Tensor& logits, const at::Tensor& targets, double z_loss_we
                                    .vocab = logits.size(1),
                                    .z_loss_weight = static_cast<float>(z_loss_weight),
                                    .gradient = gradient};
-  RunOn(
-      logits,
-      [&] {
-        at::parallel_for(0, rows.num_rows, kRowGrain, [&](int64_t begin, int64_t end) {
-          kernels::cpu::ReduceRows(rows, begin, end);
-        });
-      },
+  RunRows(
+      logits, {.count = rows.num_rows, .per_task = kRowGrain},
+      [&](int64_t begin, int64_t end) { kernels::cpu::ReduceRows(rows, begin, end); },
       [&](auto stream) { kernels::cuda::ReduceRows(rows, stream); });
 }
 

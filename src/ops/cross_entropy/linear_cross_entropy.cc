@@ -19,7 +19,7 @@
 
 #include "core/error.h"
 #include "ops/cross_entropy/cross_entropy_rows.h"
-#include "ops/linear/right_operand.h"
+#include "ops/linear/linear_internal.h"
 #include "ops/linear/row_products.h"
 #include "ops/torch/autograd.h"
 #include "ops/torch/dispatch.h"

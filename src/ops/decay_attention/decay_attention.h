@@ -15,7 +15,7 @@
 #include <memory>
 
 #include "kernels/decay_attention/decay_attention_args.h"
-#include "ops/rows/decay_gate.h"
+#include "ops/rows/decay_gates.h"
 #include "ops/sequence/row_segment.h"
 #include "ops/sequence/sequence_chunks.h"
 #include "ops/torch/column_slices.h"

@@ -18,11 +18,8 @@
 #include <vector>
 
 #include "ops/linear/float8_linear.h"
-#include "ops/linear/right_operand.h"
+#include "ops/linear/linear_internal.h"
 #include "ops/linear/row_products.h"
-#include "ops/linear/weight_product.h"
-#include "ops/linear/weight_sums.h"
-#include "ops/linear/widened.h"
 #include "ops/torch/autograd.h"
 #include "ops/torch/gradient_sink.h"
 #include "ops/torch/side_by_side.h"

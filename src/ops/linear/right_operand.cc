@@ -1,4 +1,4 @@
-#include "ops/linear/right_operand.h"
+#include "ops/linear/linear_internal.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>

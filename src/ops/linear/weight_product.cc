@@ -1,4 +1,4 @@
-#include "ops/linear/weight_product.h"
+#include "ops/linear/linear_internal.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/addmm.h>

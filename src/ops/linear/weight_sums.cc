@@ -1,4 +1,4 @@
-#include "ops/linear/weight_sums.h"
+#include "ops/linear/linear_internal.h"
 
 #include <ATen/ops/empty.h>
 

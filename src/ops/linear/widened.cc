@@ -1,4 +1,4 @@
-#include "ops/linear/widened.h"
+#include "ops/linear/linear_internal.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
@@ -10,8 +10,6 @@
 
 #include "kernels/common/cpu/instruction_set.h"
 #include "kernels/linear/linear_products.h"
-#include "ops/linear/right_operand.h"
-#include "ops/linear/weight_sums.h"
 #include "ops/torch/dispatch.h"
 
 namespace halflife::ops {

@@ -1,6 +1,5 @@
 #include "ops/rows/bias_map.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/silu.h>
@@ -68,13 +67,9 @@ Tensors ForwardFused(const std::vector<BiasedInput>& parts) {
                                       .stride = RowStride(part.x).value(),
                                       .map = part.map};
     }
-    RunOn(
-        x,
-        [&] {
-          at::parallel_for(
-              0, args.num_rows, kernels::cpu::kBiasMapRowsPerBlock,
-              [&](int64_t begin, int64_t end) { kernels::cpu::BiasMapForward(args, begin, end); });
-        },
+    RunRows(
+        x, {.count = args.num_rows, .per_task = kernels::cpu::kBiasMapRowsPerBlock},
+        [&](int64_t begin, int64_t end) { kernels::cpu::BiasMapForward(args, begin, end); },
         [&](auto stream) { kernels::cuda::BiasMapForward(args, stream); });
   });
   return outs;
@@ -82,15 +77,11 @@ Tensors ForwardFused(const std::vector<BiasedInput>& parts) {
 
 template <typename T>
 void BackwardOnCpu(const kernels::BiasMapGradArgs<T>& args) {
-  constexpr int64_t kRows = kernels::cpu::kBiasMapRowsPerBlock;
-  const int64_t columns = args.num_columns(), num_blocks = (args.num_rows + kRows - 1) / kRows;
-  std::vector<float> partial(num_blocks * columns);
-  at::parallel_for(0, num_blocks, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t block = begin; block < end; ++block)
-      kernels::cpu::BiasMapBackward(args, block * kRows,
-                                    std::min(args.num_rows, (block + 1) * kRows),
-                                    partial.data() + block * columns);
-  });
+  const PartialSums partial =
+      SumBlocks({.count = args.num_rows, .per_task = kernels::cpu::kBiasMapRowsPerBlock},
+                args.num_columns(), [&](int64_t begin, int64_t end, float* sum) {
+                  kernels::cpu::BiasMapBackward(args, begin, end, sum);
+                });
   kernels::cpu::SumPlaces<float> sums;
   for (int i = 0; i < args.num_parts; ++i) {
     const kernels::BiasMapGradColumns<T>& part = args.parts[i];
@@ -101,7 +92,7 @@ void BackwardOnCpu(const kernels::BiasMapGradArgs<T>& args) {
     if (part.dgain != nullptr)
       sums.push_back({.out = part.dgain, .size = part.width, .added = part.gain_added});
   }
-  kernels::cpu::SumPartials(partial.data(), num_blocks, sums);
+  kernels::cpu::SumPartials(partial.values.data(), partial.num_blocks, sums);
 }
 
 // The parameters that a backward needs in addition to the saved tensors.

@@ -1,6 +1,5 @@
 #include "ops/rows/delta_gates.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sigmoid.h>
@@ -82,14 +81,9 @@ DeltaGatesOp::Outputs DeltaGatesForwardFused(const DeltaGatesOp::Inputs& in,
                                              .num_rows = NumRows(either),
                                              .x_stride = StrideOrZero(in.x),
                                              .b_stride = StrideOrZero(in.b)};
-    RunOn(
-        either,
-        [&] {
-          at::parallel_for(0, rows.num_rows, kernels::cpu::kDeltaGatesRowsPerBlock,
-                           [&](int64_t begin, int64_t end) {
-                             kernels::cpu::DeltaGatesForward(rows, begin, end);
-                           });
-        },
+    RunRows(
+        either, {.count = rows.num_rows, .per_task = kernels::cpu::kDeltaGatesRowsPerBlock},
+        [&](int64_t begin, int64_t end) { kernels::cpu::DeltaGatesForward(rows, begin, end); },
         [&](auto stream) { kernels::cuda::DeltaGatesForward(rows, stream); });
   });
   return outs;
@@ -98,20 +92,18 @@ DeltaGatesOp::Outputs DeltaGatesForwardFused(const DeltaGatesOp::Inputs& in,
 template <typename T>
 void DeltaGatesBackwardOnCpu(const kernels::DeltaGatesGradRows<T>& rows,
                              const kernels::DeltaGatesSums& sums) {
-  constexpr int64_t kRows = kernels::cpu::kDeltaGatesRowsPerBlock;
   const kernels::DeltaGatesForm& form = rows.form;
-  const int64_t dim = form.num_decays(), num_blocks = (rows.num_rows + kRows - 1) / kRows;
-  std::vector<float> partial(num_blocks * 2 * dim), columns(dim);
-  at::parallel_for(0, num_blocks, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t block = begin; block < end; ++block)
-      kernels::cpu::DeltaGatesBackward(rows, block * kRows,
-                                       std::min(rows.num_rows, (block + 1) * kRows),
-                                       partial.data() + block * 2 * dim);
-  });
+  const int64_t dim = form.num_decays();
+  std::vector<float> columns(dim);
+  const PartialSums partial =
+      SumBlocks({.count = rows.num_rows, .per_task = kernels::cpu::kDeltaGatesRowsPerBlock},
+                2 * dim, [&](int64_t begin, int64_t end, float* sum) {
+                  kernels::cpu::DeltaGatesBackward(rows, begin, end, sum);
+                });
   const kernels::cpu::SumPlaces<float> places = {
       {.out = sums.dbias, .size = dim, .added = sums.dbias_added},
       {.out = columns.data(), .size = dim}};
-  kernels::cpu::SumPartials(partial.data(), num_blocks, places);
+  kernels::cpu::SumPartials(partial.values.data(), partial.num_blocks, places);
   if (sums.da_log == nullptr) return;
   for (int64_t head = 0; head < form.num_heads; ++head) {
     float sum = 0;

@@ -1,6 +1,5 @@
 #include "ops/rows/dropout.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/stack.h>
@@ -45,13 +44,9 @@ at::Tensor ApplyFused(const at::Tensor& x_in, const Mask& mask) {
         .key = mask.key,
         .threshold = kernels::DropoutThreshold(mask.rate),
         .scale = static_cast<float>(ScaleOf(mask))};
-    RunOn(
-        x,
-        [&] {
-          at::parallel_for(0, args.num_tokens, 16, [&](int64_t begin, int64_t end) {
-            kernels::cpu::Dropout(args, begin, end);
-          });
-        },
+    RunRows(
+        x, {.count = args.num_tokens, .per_task = 16},
+        [&](int64_t begin, int64_t end) { kernels::cpu::Dropout(args, begin, end); },
         [&](auto stream) { kernels::cuda::Dropout(args, stream); });
   });
   return out;

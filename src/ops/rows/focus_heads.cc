@@ -1,6 +1,5 @@
 #include "ops/rows/focus_heads.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -15,7 +14,7 @@
 #include "core/error.h"
 #include "kernels/common/cpu/sum_partials.h"
 #include "kernels/rows/focus_heads_args.h"
-#include "ops/rows/real_norm.h"
+#include "ops/rows/layer_norm.h"
 #include "ops/torch/autograd.h"
 #include "ops/torch/dispatch.h"
 #include "ops/torch/gradient_sink.h"
@@ -108,13 +107,10 @@ FocusLeavesOp::Outputs LeavesForward(const LeafOperands& in) {
     const kernels::FocusLeavesShape<T> shape = in.Shape<T>();
     const kernels::FocusLeavesResults<T> results = {
         .log_weight = MutableElements<float>(log_weight), .payload = MutableElements<T>(payload)};
-    RunOn(
-        in.x,
-        [&] {
-          at::parallel_for(0, shape.num_tokens, kernels::cpu::kFocusTokensPerBlock,
-                           [&](int64_t begin, int64_t end) {
-                             kernels::cpu::FocusLeavesForward(shape, results, begin, end);
-                           });
+    RunRows(
+        in.x, {.count = shape.num_tokens, .per_task = kernels::cpu::kFocusTokensPerBlock},
+        [&](int64_t begin, int64_t end) {
+          kernels::cpu::FocusLeavesForward(shape, results, begin, end);
         },
         [&](auto stream) { kernels::cuda::FocusLeavesForward(shape, results, stream); });
   });
@@ -124,18 +120,15 @@ FocusLeavesOp::Outputs LeavesForward(const LeafOperands& in) {
 template <typename T>
 void LeavesBackwardOnCpu(const kernels::FocusLeavesShape<T>& shape,
                          const kernels::FocusLeavesGrads<T>& grads) {
-  constexpr int64_t kTokens = kernels::cpu::kFocusTokensPerBlock;
-  const int64_t num_blocks = (shape.num_tokens + kTokens - 1) / kTokens;
   const int64_t size = shape.vector == nullptr ? 0 : shape.num_heads * shape.dim;
-  std::vector<float> partial(num_blocks * size), sum(size);
-  at::parallel_for(0, num_blocks, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t block = begin; block < end; ++block)
-      kernels::cpu::FocusLeavesBackward(shape, grads, block * kTokens,
-                                        std::min(shape.num_tokens, (block + 1) * kTokens),
-                                        partial.data() + block * size);
-  });
+  const PartialSums partial =
+      SumBlocks({.count = shape.num_tokens, .per_task = kernels::cpu::kFocusTokensPerBlock}, size,
+                [&](int64_t begin, int64_t end, float* sum) {
+                  kernels::cpu::FocusLeavesBackward(shape, grads, begin, end, sum);
+                });
   if (size == 0) return;
-  kernels::cpu::SumPartials(partial.data(), num_blocks, size, sum.data());
+  std::vector<float> sum(size);
+  kernels::cpu::SumPartials(partial.values.data(), partial.num_blocks, size, sum.data());
   kernels::cpu::FocusVectorBackward(shape, grads, sum.data());
 }
 
@@ -261,14 +254,9 @@ at::Tensor GateForward(const at::Tensor& query, const at::Tensor& pooled,
   WithStorage(query, [&]<typename T>() {
     const kernels::FocusGateShape<T> shape = GateShape<T>(query, pooled, config);
     T* const to = MutableElements<T>(out);
-    RunOn(
-        query,
-        [&] {
-          at::parallel_for(0, shape.num_tokens, kernels::cpu::kFocusTokensPerBlock,
-                           [&](int64_t begin, int64_t end) {
-                             kernels::cpu::FocusGateForward(shape, to, begin, end);
-                           });
-        },
+    RunRows(
+        query, {.count = shape.num_tokens, .per_task = kernels::cpu::kFocusTokensPerBlock},
+        [&](int64_t begin, int64_t end) { kernels::cpu::FocusGateForward(shape, to, begin, end); },
         [&](auto stream) { kernels::cuda::FocusGateForward(shape, to, stream); });
   });
   return out;
@@ -285,13 +273,10 @@ FocusGateOp::Inputs GateBackward(const BackwardOf<FocusGateOp>& call, const Focu
     const kernels::FocusGateGrads<T> grads = {.dout = Elements<T>(dout),
                                               .dquery = WriteRows<T>(dquery),
                                               .dpooled = MutableElements<T>(dpooled)};
-    RunOn(
-        query,
-        [&] {
-          at::parallel_for(0, shape.num_tokens, kernels::cpu::kFocusTokensPerBlock,
-                           [&](int64_t begin, int64_t end) {
-                             kernels::cpu::FocusGateBackward(shape, grads, begin, end);
-                           });
+    RunRows(
+        query, {.count = shape.num_tokens, .per_task = kernels::cpu::kFocusTokensPerBlock},
+        [&](int64_t begin, int64_t end) {
+          kernels::cpu::FocusGateBackward(shape, grads, begin, end);
         },
         [&](auto stream) { kernels::cuda::FocusGateBackward(shape, grads, stream); });
   });

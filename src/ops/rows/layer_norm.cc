@@ -1,11 +1,16 @@
 #include "ops/rows/layer_norm.h"
 
-#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/layer_norm.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/where.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -13,6 +18,7 @@
 #include "core/error.h"
 #include "kernels/common/cpu/sum_partials.h"
 #include "kernels/rows/layer_norm_args.h"
+#include "kernels/rows/real_norm_args.h"
 #include "ops/torch/autograd.h"
 #include "ops/torch/dispatch.h"
 #include "ops/torch/gradient_sink.h"
@@ -85,14 +91,9 @@ ForwardOf<LayerNormsOp> ForwardFused(const std::vector<LayerNormInput>& inputs, 
                                     .mean = part.mean,
                                     .factor = part.factor});
     }
-    RunOn(
-        inputs[0].x,
-        [&] {
-          at::parallel_for(0, args.num_rows, kernels::cpu::kLayerNormRowsPerBlock,
-                           [&](int64_t begin, int64_t end) {
-                             kernels::cpu::LayerNormForward(args, begin, end);
-                           });
-        },
+    RunRows(
+        inputs[0].x, {.count = args.num_rows, .per_task = kernels::cpu::kLayerNormRowsPerBlock},
+        [&](int64_t begin, int64_t end) { kernels::cpu::LayerNormForward(args, begin, end); },
         [&](auto stream) { kernels::cuda::LayerNormForward(args, stream); });
   });
   return result;
@@ -100,23 +101,18 @@ ForwardOf<LayerNormsOp> ForwardFused(const std::vector<LayerNormInput>& inputs, 
 
 template <typename T>
 void BackwardOnCpu(const kernels::LayerNormGradArgs<T>& args) {
-  constexpr int64_t kRows = kernels::cpu::kLayerNormRowsPerBlock;
-  const int64_t columns = 2 * args.num_parts * args.dim,
-                num_blocks = (args.num_rows + kRows - 1) / kRows;
-  std::vector<float> partial(num_blocks * columns);
-  at::parallel_for(0, num_blocks, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t block = begin; block < end; ++block)
-      kernels::cpu::LayerNormBackward(args, block * kRows,
-                                      std::min(args.num_rows, (block + 1) * kRows),
-                                      partial.data() + block * columns);
-  });
+  const PartialSums partial =
+      SumBlocks({.count = args.num_rows, .per_task = kernels::cpu::kLayerNormRowsPerBlock},
+                2 * args.num_parts * args.dim, [&](int64_t begin, int64_t end, float* sum) {
+                  kernels::cpu::LayerNormBackward(args, begin, end, sum);
+                });
   kernels::cpu::SumPlaces<float> sums;
   for (int i = 0; i < args.num_parts; ++i) {
     const kernels::LayerNormGradPart<T>& part = args.parts[i];
     sums.push_back({.out = part.dgamma, .size = args.dim, .added = part.gamma_added});
     sums.push_back({.out = part.dbeta, .size = args.dim, .added = part.beta_added});
   }
-  kernels::cpu::SumPartials(partial.data(), num_blocks, sums);
+  kernels::cpu::SumPartials(partial.values.data(), partial.num_blocks, sums);
 }
 
 // Buffers for the gradients of a part's parameters.
@@ -243,6 +239,98 @@ std::vector<at::Tensor> LayerNorms(const std::vector<LayerNormInput>& parts, dou
   const Tensors results = Fused(fused, eps);
   for (size_t i = 0; i < numbers.size(); ++i) outs[numbers[i]] = results[i];
   return outs;
+}
+
+namespace {
+
+constexpr int64_t kRowsPerTask = 256;
+
+struct RealNormOp {
+  struct Inputs {
+    at::Tensor x;
+  };
+  struct Outputs {
+    at::Tensor out;
+  };
+  struct Saved {
+    at::Tensor out, factor, slope;
+  };
+};
+
+RealNormOp::Saved ForwardFused(const at::Tensor& x, double eps) {
+  const int64_t dim = x.size(-1), num_rows = x.numel() / dim;
+  const at::TensorOptions wide = x.options().dtype(at::kFloat);
+  const at::Tensor out = at::empty(x.sizes(), wide), factor = at::empty({num_rows}, wide),
+                   slope = at::empty({num_rows}, wide);
+  WithStorage(x, [&]<typename T>() {
+    const kernels::RealNormRows<T> rows = {.x = Elements<T>(x),
+                                           .out = MutableElements<float>(out),
+                                           .factor = MutableElements<float>(factor),
+                                           .slope = MutableElements<float>(slope),
+                                           .num_rows = num_rows,
+                                           .dim = dim,
+                                           .eps = static_cast<float>(eps)};
+    RunRows(
+        x, {.count = num_rows, .per_task = kRowsPerTask},
+        [&](int64_t begin, int64_t end) { kernels::cpu::RealNormForward(rows, begin, end); },
+        [&](auto stream) { kernels::cuda::RealNormForward(rows, stream); });
+  });
+  return {.out = out, .factor = factor, .slope = slope};
+}
+
+// Returns dx. `like` is its dtype.
+at::Tensor BackwardFused(const RealNormOp::Saved& forward, const at::Tensor& dout,
+                         at::ScalarType like) {
+  const at::Tensor dx = at::empty_like(dout, dout.options().dtype(like));
+  const int64_t dim = dout.size(-1), num_rows = dout.numel() / dim;
+  WithStorage(dx, [&]<typename T>() {
+    const kernels::RealNormGradRows<T> rows = {.out = Elements<float>(forward.out),
+                                               .factor = Elements<float>(forward.factor),
+                                               .slope = Elements<float>(forward.slope),
+                                               .dout = Elements<float>(dout),
+                                               .dx = MutableElements<T>(dx),
+                                               .num_rows = num_rows,
+                                               .dim = dim};
+    RunRows(
+        dx, {.count = num_rows, .per_task = kRowsPerTask},
+        [&](int64_t begin, int64_t end) { kernels::cpu::RealNormBackward(rows, begin, end); },
+        [&](auto stream) { kernels::cuda::RealNormBackward(rows, stream); });
+  });
+  return dx;
+}
+
+at::Tensor Fused(const at::Tensor& x, double eps) {
+  const auto backward =
+      [dtype = x.scalar_type()](const BackwardOf<RealNormOp>& call) -> RealNormOp::Inputs {
+    return {.x = BackwardFused(call.saved, call.grads.out.contiguous(), dtype)};
+  };
+  const auto forward = [&]() -> ForwardOf<RealNormOp> {
+    const RealNormOp::Saved results = ForwardFused(x.contiguous(), eps);
+    return {.outputs = {.out = results.out}, .saved = results, .backward = backward};
+  };
+  return Apply<RealNormOp>({.name = "RealNorm", .inputs = {.x = x}, .forward = forward}).out;
+}
+
+// The same in LibTorch calls, differentiated by autograd: for fp64.
+at::Tensor Composed(const at::Tensor& x_in, double eps) {
+  const at::Tensor x = x_in.to(ComputeType(x_in));
+  const at::Tensor centred = x - x.mean(-1, /*keepdim=*/true);
+  const at::Tensor variance =
+      centred.square().sum(-1, /*keepdim=*/true) / static_cast<double>(x.size(-1) - 1);
+  // Constant rows avoid the square root, whose slope at 0 is infinite.
+  const at::Tensor varies = variance != 0;
+  const at::Tensor deviation = at::where(varies, variance, at::ones_like(variance)).sqrt() + eps;
+  const double constant = eps > 0 ? eps : std::numeric_limits<double>::infinity();
+  return centred / at::where(varies, deviation, at::full_like(deviation, constant));
+}
+
+}  // namespace
+
+at::Tensor RealNorm(const at::Tensor& x, double eps) {
+  CheckDTypes("RealNorm", {x});
+  HL_CHECK(x.defined() && x.dim() >= 1 && x.size(-1) >= 2, "RealNorm got x ", Describe(x),
+           ". Use x [..., n] with at least 2 channels.");
+  return IsFused(x) ? Fused(x, eps) : Composed(x, eps);
 }
 
 }  // namespace halflife::ops

@@ -30,4 +30,12 @@ struct ResidualNorm {
 ResidualNorm AddRmsNorm(const at::Tensor& x, const at::Tensor& branch, const at::Tensor& weight,
                         double eps);
 
+// Scales rows to Euclidean norm 1: y = x / sqrt(sum(x^2) + eps) over the last dimension, as delta
+// rule layers need for queries and keys. Arithmetic is fp32 (fp64 for fp64 inputs), and y has x's
+// dtype. Differentiable; backward keeps y instead of x. One pass scales q and k.
+struct UnitNormPair {
+  at::Tensor q, k;  // [..., D] of one shape and dtype, D >= 1
+};
+UnitNormPair UnitNorm(const UnitNormPair& x, double eps);
+
 }  // namespace halflife::ops

@@ -63,13 +63,9 @@ Tensors RotateFused(const Tensors& given, const std::vector<ColumnSlice>& places
                                        .head_dim = first.size(3),
                                        .direction = direction};
     for (size_t i = 0; i < in.size(); ++i) tokens.heads[i] = HeadsOf<T>(in[i], out[i]);
-    RunOn(
-        first,
-        [&] {
-          at::parallel_for(0, tokens.num_tokens, 64, [&](int64_t begin, int64_t end) {
-            kernels::cpu::Rotate(tokens, begin, end);
-          });
-        },
+    RunRows(
+        first, {.count = tokens.num_tokens, .per_task = 64},
+        [&](int64_t begin, int64_t end) { kernels::cpu::Rotate(tokens, begin, end); },
         [&](auto stream) { kernels::cuda::Rotate(tokens, stream); });
   });
   return out;

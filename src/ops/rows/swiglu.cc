@@ -1,6 +1,5 @@
 #include "ops/rows/swiglu.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
@@ -59,13 +58,9 @@ at::Tensor ProductFused(const SwiGluOperands& in, kernels::GateMap map) {
                                          .gate_stride = in.gate_stride,
                                          .up_stride = in.up_stride,
                                          .map = map};
-    RunOn(
-        gate,
-        [&] {
-          at::parallel_for(0, args.count, kSwiGluGrain, [&](int64_t begin, int64_t end) {
-            kernels::cpu::SwiGluForward(args, begin, end);
-          });
-        },
+    RunRows(
+        gate, {.count = args.count, .per_task = kSwiGluGrain},
+        [&](int64_t begin, int64_t end) { kernels::cpu::SwiGluForward(args, begin, end); },
         [&](auto stream) { kernels::cuda::SwiGluForward(args, stream); });
   });
   return out;
@@ -96,13 +91,9 @@ SwiGluOp::Inputs ProductBackward(const BackwardOf<SwiGluOp>& call, kernels::Gate
                                              .dgate_stride = in.width > 0 ? *RowStride(dgate) : 0,
                                              .dup_stride = in.width > 0 ? *RowStride(dup) : 0,
                                              .map = map};
-    RunOn(
-        dout,
-        [&] {
-          at::parallel_for(0, args.count, kSwiGluGrain, [&](int64_t begin, int64_t end) {
-            kernels::cpu::SwiGluBackward(args, begin, end);
-          });
-        },
+    RunRows(
+        dout, {.count = args.count, .per_task = kSwiGluGrain},
+        [&](int64_t begin, int64_t end) { kernels::cpu::SwiGluBackward(args, begin, end); },
         [&](auto stream) { kernels::cuda::SwiGluBackward(args, stream); });
   });
   return {.gate = dgate, .up = dup};

@@ -15,7 +15,7 @@
 
 #include "core/error.h"
 #include "ops/sequence/exchange_cost.h"
-#include "ops/torch/tensor_ref.h"
+#include "ops/torch/tensor_views.h"
 
 namespace halflife::ops {
 namespace {

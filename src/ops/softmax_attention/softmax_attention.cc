@@ -12,7 +12,6 @@
 #include "core/error.h"
 #include "kernels/softmax_attention/softmax_attention_args.h"
 #include "ops/softmax_attention/composed.h"
-#include "ops/softmax_attention/ordered_attention.h"
 #include "ops/torch/autograd.h"
 #include "ops/torch/dispatch.h"
 #include "ops/torch/gpu_route.h"

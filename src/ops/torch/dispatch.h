@@ -8,8 +8,13 @@
 //   });
 #pragma once
 
+#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
 
 #include "kernels/common/cpu/math.h"
 #include "ops/torch/host_waits.h"
@@ -65,6 +70,38 @@ void RunOn([[maybe_unused]] const at::Tensor& x, const OnCpu& on_cpu,
   }
 #endif
   on_cpu();
+}
+
+// A loop over `count` rows, tokens or elements on several threads, `per_task` of them at a time.
+struct RowTasks {
+  int64_t count, per_task;
+};
+// RunOn() for kernels of rows, which on the CPU process rows [begin, end).
+template <typename OnCpu, typename OnCuda>
+void RunRows(const at::Tensor& x, const RowTasks& tasks, const OnCpu& on_cpu,
+             const OnCuda& on_cuda) {
+  RunOn(
+      x, [&] { at::parallel_for(0, tasks.count, tasks.per_task, on_cpu); }, on_cuda);
+}
+
+// Sums over rows on the CPU, [num_blocks, columns]: one for each `per_task` rows, so that they do
+// not depend on the number of threads. add(begin, end, sum) adds those of rows [begin, end).
+struct PartialSums {
+  int64_t num_blocks = 0;
+  std::vector<float> values = {};
+};
+template <typename Add>
+PartialSums SumBlocks(const RowTasks& tasks, int64_t columns, const Add& add) {
+  PartialSums sums = {.num_blocks = (tasks.count + tasks.per_task - 1) / tasks.per_task};
+  sums.values.resize(sums.num_blocks * columns);
+  at::parallel_for(0, sums.num_blocks, 1, [&](int64_t first, int64_t last) {
+    for (int64_t block = first; block < last; ++block) {
+      const int64_t begin = block * tasks.per_task;
+      add(begin, std::min(tasks.count, begin + tasks.per_task),
+          sums.values.data() + block * columns);
+    }
+  });
+  return sums;
 }
 
 // Calls function.operator()<T>() with the storage type of x, fp32 or bf16.

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <initializer_list>
 
+#include "core/tensor_ref.h"
 #include "kernels/common/tensor_view.h"
 
 namespace halflife::ops {
@@ -34,5 +35,17 @@ void* MutableDataOrNull(const at::Tensor& x);
 void CheckCounts(const char* kernel, std::initializer_list<at::Tensor> tensors);
 
 [[noreturn]] void FailWithoutCuda(const char* kernel);
+
+// Conversions to the types of `dist`, which does not depend on LibTorch.
+
+// Throws Error kInternal for a dtype that neither `dist` nor the kernels support.
+DType DTypeOf(const at::Tensor& tensor);
+// Returns a borrowed view of a contiguous tensor's memory.
+TensorRef RefOf(const at::Tensor& tensor);
+// Returns the memory of a contiguous tensor as bytes [nbytes]. A tensor of one element is
+// contiguous with any strides, but LibTorch's view as bytes requires a stride of 1.
+at::Tensor BytesOf(const at::Tensor& tensor);
+// Returns LibTorch's current stream on the device, or null on the CPU.
+cudaStream_t CurrentStream(Device device);
 
 }  // namespace halflife::ops

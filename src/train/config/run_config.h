@@ -92,7 +92,7 @@ struct Float8Config {
   int64_t min_width = 1024;
 };
 
-// See train/preference/preference_loss.h.
+// See train/preference/answer_pairs.h.
 struct PreferenceConfig {
   std::string loss = "none";
   double beta = 0.1;

@@ -19,10 +19,10 @@
 #include "core/versions.h"
 #include "eval/validation.h"
 #include "model/model_cost.h"
-#include "ops/torch/tensor_ref.h"
+#include "ops/torch/tensor_views.h"
 #include "train/config/plan.h"
-#include "train/loop/lora_base.h"
 #include "train/loop/run_guards.h"
+#include "train/loop/warm_start.h"
 #include "train/plan/memory_plan.h"
 #include "train/record/run_folder.h"
 

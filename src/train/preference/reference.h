@@ -17,8 +17,7 @@
 #include "dist/communicator.h"
 #include "model/language_model.h"
 #include "model/sequence_parallel.h"
-#include "train/preference/pair_rows.h"
-#include "train/preference/preference_loss.h"
+#include "train/preference/answer_pairs.h"
 
 namespace halflife::train {
 

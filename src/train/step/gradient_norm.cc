@@ -8,7 +8,7 @@
 
 #include "ops/torch/host_transfer.h"
 #include "ops/torch/host_waits.h"
-#include "ops/torch/tensor_ref.h"
+#include "ops/torch/tensor_views.h"
 
 namespace halflife::train {
 

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "core/error.h"
-#include "ops/torch/tensor_ref.h"
+#include "ops/torch/tensor_views.h"
 
 namespace halflife::train {
 

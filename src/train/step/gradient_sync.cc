@@ -9,7 +9,7 @@
 #include "core/error.h"
 #include "core/fault.h"
 #include "core/pairwise_sum.h"
-#include "ops/torch/tensor_ref.h"
+#include "ops/torch/tensor_views.h"
 
 namespace halflife::train {
 

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "core/error.h"
-#include "ops/torch/tensor_ref.h"
+#include "ops/torch/tensor_views.h"
 
 namespace halflife::train {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "ckpt/state.h"
 #include "core/error.h"
-#include "ops/torch/tensor_ref.h"
+#include "ops/torch/tensor_views.h"
 #include "train/config/plan.h"
 #include "train/step/parameter_groups.h"
 

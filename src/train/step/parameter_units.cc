@@ -8,7 +8,7 @@
 #include <limits>
 
 #include "core/error.h"
-#include "ops/torch/tensor_ref.h"
+#include "ops/torch/tensor_views.h"
 
 namespace halflife::train {
 namespace {

@@ -18,7 +18,7 @@
 #include "eval/batch_tensors.h"
 #include "ops/torch/host_transfer.h"
 #include "ops/torch/ordered_sum.h"
-#include "ops/torch/tensor_ref.h"
+#include "ops/torch/tensor_views.h"
 #include "train/config/plan.h"
 #include "train/device.h"
 

@@ -1,4 +1,5 @@
 // Short convolutions equal their definition, with documents, carried tails and decoding steps.
+// rows/row_operations_test.cc has their other properties.
 #include "ops/convolution/short_conv.h"
 
 #include <ATen/ops/cat.h>
@@ -171,8 +172,6 @@ TEST(ShortConvTest, ColumnsOfAMatrix) {
   }
 }
 
-// The contents of a token, a tail or a neighbouring document change no bit of outputs and gradients
-// that they must not affect.
 // The convolutions of q, k and v in one pass have the bits of three calls, with their gradients:
 // of different widths, one without a SiLU, with documents and tails. Convolutions that differ in
 // their taps, and those in fp64, are computed one by one.
@@ -215,6 +214,8 @@ TEST(ShortConvTest, SeveralInOnePassEqualSingleCallsInBits) {
   }
 }
 
+// The contents of a token, a tail or a neighbouring document change no bit of outputs and gradients
+// that they must not affect.
 TEST(ShortConvTest, NothingLeaksInBits) {
   const Case c = {70, 21, 4};
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
@@ -321,24 +322,6 @@ TEST(ShortConvTest, StepsEqualTheWholeInBitsAndKeepTheirTail) {
   at::Tensor none;
   EXPECT_HL_ERROR(ShortConvStep({.x = Inputs().x, .weight = Inputs().weight}, none),
                   ExitCode::kInternal, "ShortConvStep got x [2, 9, 5]", "tail undefined");
-}
-
-TEST(ShortConvTest, GradientsAreFiniteDifferences) {
-  for (const bool silu : {false, true}) {
-    test::ExpectFiniteDifferences(
-        [silu](const auto& in) {
-          return ShortConv({.x = in[0],
-                            .weight = in[1],
-                            .bias = in[3],
-                            .tail = in[2],
-                            .documents = {},
-                            .starts = {},
-                            .silu = silu})
-              .square()
-              .sum();
-        },
-        {Inputs().x, Inputs().weight, Inputs().tail, Normal({kDim}, 4)});
-  }
 }
 
 TEST(ShortConvTest, BadInput) {

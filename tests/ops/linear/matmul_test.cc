@@ -16,7 +16,7 @@
 #include "core/error.h"
 #include "kernels/common/cpu/instruction_set.h"
 #include "ops/linear/linear.h"
-#include "ops/linear/right_operand.h"
+#include "ops/linear/linear_internal.h"
 #include "ops/random_tensors.h"
 #include "ops/torch/dispatch.h"
 #include "support/expect_error.h"

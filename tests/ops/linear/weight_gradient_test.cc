@@ -12,7 +12,7 @@
 
 #include "core/error.h"
 #include "kernels/common/cpu/instruction_set.h"
-#include "ops/linear/weight_product.h"
+#include "ops/linear/linear_internal.h"
 #include "ops/random_tensors.h"
 #include "support/expect_error.h"
 

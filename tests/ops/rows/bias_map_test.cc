@@ -152,29 +152,6 @@ TEST(BiasMapTest, ASinkGetsTheBiasGradient) {
   }
 }
 
-// The gradient of a gain, and of a bias with it, also for columns of a matrix.
-TEST(BiasMapTest, ASinkGetsTheGainGradient) {
-  for (const bool added : {false, true}) {
-    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-      const at::Tensor all = Normal({200, 20}, 1, dtype), dy = Normal({200, 12}, 3, dtype);
-      const at::Tensor x = all.narrow(1, 3, 12).requires_grad_(),
-                       bias = Normal({12}, 2, dtype).requires_grad_(),
-                       gain = Normal({12}, 4, at::kFloat).requires_grad_();
-      test::RecordingSink::Log log(gain, /*before=*/0.5);
-      log.added = added;
-      log.Attach(gain);
-      (ops::BiasMap({{.x = x, .bias = bias, .gain = gain}})[0] * dy).sum().backward();
-      EXPECT_EQ(log.written, 1);
-      EXPECT_FALSE(gain.grad().defined());
-      const at::Tensor wide = dy.to(at::kDouble), of_x = wide * gain.detach();
-      const at::Tensor want = (wide * x.detach().to(at::kDouble)).sum(0) + (added ? 0.5 : 0.0);
-      EXPECT_TRUE(test::Close(log.sum, want, 1e-5));
-      EXPECT_TRUE(test::Close(x.grad(), of_x, dtype == at::kFloat ? 1e-6 : 1e-2));
-      EXPECT_TRUE(test::Close(bias.grad(), wide.sum(0), dtype == at::kFloat ? 1e-5 : 1e-2));
-    }
-  }
-}
-
 TEST(BiasMapTest, RowsOfAnyLayoutAndNoRows) {
   const at::Tensor wide = Normal({20, 60}, 1, at::kFloat), bias = Normal({20}, 2, at::kFloat);
   const auto map = [&](const at::Tensor& x) {

@@ -1,5 +1,5 @@
 // The log decay of a gate, log(sigmoid(x)), equals its formula over the whole range of logits.
-#include "ops/rows/decay_gate.h"
+#include "ops/rows/decay_gates.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/tensor.h>

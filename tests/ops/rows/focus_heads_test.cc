@@ -12,7 +12,7 @@
 
 #include "ops/gradient_check.h"
 #include "ops/linear/linear.h"
-#include "ops/rows/real_norm.h"
+#include "ops/rows/layer_norm.h"
 #include "ops/rows/row_operations.h"
 #include "ops/torch/side_by_side.h"
 #include "support/expect_error.h"

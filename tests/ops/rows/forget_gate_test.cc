@@ -1,6 +1,6 @@
 // The forget gate equals its formula, keeps the accuracy of both outputs at their ends, and has the
 // gradients of finite differences.
-#include "ops/rows/forget_gate.h"
+#include "ops/rows/decay_gates.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>

@@ -1,5 +1,5 @@
 // Learned decays equal their formula, with bounds, and NaN is preserved.
-#include "ops/rows/learned_decay.h"
+#include "ops/rows/decay_gates.h"
 
 #include <ATen/ops/tensor.h>
 #include <torch/csrc/autograd/autograd.h>

@@ -1,5 +1,5 @@
 // RealNorm standardises rows: zero mean and unit variance, with gradients.
-#include "ops/rows/real_norm.h"
+#include "ops/rows/layer_norm.h"
 
 #include <ATen/ops/full.h>
 #include <torch/csrc/autograd/autograd.h>

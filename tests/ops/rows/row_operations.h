@@ -20,18 +20,16 @@
 #include "ops/convolution/short_conv.h"
 #include "ops/random_tensors.h"
 #include "ops/rows/bias_map.h"
-#include "ops/rows/decay_gate.h"
+#include "ops/rows/decay_gates.h"
 #include "ops/rows/delta_gates.h"
 #include "ops/rows/dropout.h"
 #include "ops/rows/focus_heads.h"
 #include "ops/rows/layer_norm.h"
-#include "ops/rows/learned_decay.h"
-#include "ops/rows/real_norm.h"
 #include "ops/rows/rms_norm.h"
 #include "ops/rows/rotary.h"
+#include "ops/rows/state_space_gates.h"
 #include "ops/rows/swiglu.h"
 #include "ops/rows/token_shift.h"
-#include "ops/rows/unit_norm.h"
 #include "ops/torch/column_slices.h"
 
 namespace halflife::test {
@@ -187,6 +185,68 @@ inline std::vector<RowOperation> DeltaGates() {
          return Tensors{Normal({rows, width}, 1) * 3};
        },
        Widths(150, {1, 16, 33}), 3e-6, /*roundings=*/0});
+  return gates;
+}
+
+// The step and the log decay as one row. The variant with limits writes the gradient of x to
+// columns of a matrix, and the last one reads columns.
+inline std::vector<RowOperation> StepGates() {
+  const auto run = [](const ops::StepGateConfig& config, int64_t first) {
+    return [=](const Tensors& in) {
+      const int64_t width = in[1].size(0);
+      const auto [step, log_decay] =
+          ops::StepGate({.x = first > 0 ? in[0].narrow(1, first, width) : in[0],
+                         .bias = in[1],
+                         .a_log = in[2],
+                         .x_gradient = config.least > 0 ? Columns(width) : ops::ColumnSlice()},
+                        config);
+      return at::cat({step, log_decay}, -1);
+    };
+  };
+  const auto operands = [](int64_t others) {
+    return [=](int64_t rows, int64_t width) {
+      return Tensors{Normal({rows, width + others}, 1) * 3, Normal({width}, 2, at::kFloat),
+                     Normal({width}, 3, at::kFloat)};
+    };
+  };
+  // Less than a block of heads and more, and more rows than the partial sums cover at once.
+  const auto shapes = Widths(150, {1, 7, 16, 33, 101, 300}, {{2, 1}, {1500, 8}});
+  return {{"StepGate", run({}, 0), operands(0), shapes, 3e-6, /*roundings=*/0},
+          {"StepGateWithLimits", run({.least = 0.1, .most = 2}, 0), operands(0), shapes, 3e-6, 0},
+          {"StepGateFromColumn3", run({}, 3), operands(8), shapes, 3e-6, 0}};
+}
+
+// Three heads of `width` channels. The variant of columns reads x and the gate from wider matrices,
+// and the gated ones write the gradient of the gate to columns of a matrix.
+inline std::vector<RowOperation> SkipGates() {
+  constexpr int64_t kHeads = 3;
+  std::vector<RowOperation> gates;
+  for (const bool gated : {true, false})
+    for (const int64_t others : {0, 8})
+      gates.push_back(
+          {std::string("SkipGate") + (gated ? "" : "WithoutAGate") +
+               (others > 0 ? "OfColumns" : ""),
+           [=](const Tensors& in) {
+             const int64_t dim = in[0].size(1);
+             const auto columns = [&](const at::Tensor& x, int64_t first) {
+               return others > 0 ? x.narrow(1, first, dim) : x;
+             };
+             return ops::SkipGate({.y = in[0],
+                                   .x = columns(in[1], others),
+                                   .skip = in[2],
+                                   .gate = gated ? columns(in[3], others / 2) : at::Tensor(),
+                                   .gate_gradient = gated ? Columns(dim) : ops::ColumnSlice()});
+           },
+           [=](int64_t rows, int64_t width) {
+             const int64_t dim = kHeads * width;
+             Tensors operands = {Normal({rows, dim}, 1), Normal({rows, dim + others}, 2),
+                                 Normal({kHeads}, 3, at::kFloat)};
+             if (gated) operands.push_back(Normal({rows, dim + others}, 4) * 2);
+             return operands;
+           },
+           // Less than a pack, heads that end within one, and blocks of columns that end within a
+           // head.
+           Widths(150, {1, 5, 16, 43, 64}, {{2, 1}, {1500, 8}})});
   return gates;
 }
 
@@ -502,13 +562,15 @@ inline std::vector<RowOperation> ShortConvolutions() {
   for (const int64_t taps : {4, 7})
     convolutions.push_back(
         {"ShortConvOf" + std::to_string(taps) + "Taps",
-         [](const Tensors& in) {
+         [taps](const Tensors& in) {
            const at::Tensor starts = DocumentStarts(in[0].size(1)).to(in[0].device());
-           return ops::ShortConv({.x = in[0],
-                                  .weight = in[1],
-                                  .tail = in[2],
-                                  .documents = starts.to(at::kLong).cumsum(1),
-                                  .starts = starts});
+           return ops::ShortConv(
+               {.x = in[0],
+                .weight = in[1],
+                .tail = in[2],
+                .documents = starts.to(at::kLong).cumsum(1),
+                .starts = starts,
+                .x_gradient = taps > 4 ? Columns(in[0].size(2)) : ops::ColumnSlice()});
          },
          [taps](int64_t rows, int64_t width) {
            return Tensors{Normal({2, rows / 2, width}, 1), Normal({width, 1, taps}, 2, at::kFloat),
@@ -544,8 +606,9 @@ inline std::vector<RowOperation> ShortConvolutions() {
 
 inline std::vector<RowOperation> RowOperations() {
   std::vector<RowOperation> all;
-  for (const auto part : {Norms, UnitNorms, Decays, DeltaGates, Gates, BiasMaps, FocusHeads,
-                          TokenShifts, Rotations, Dropouts, ShortConvolutions})
+  for (const auto part :
+       {Norms, UnitNorms, Decays, DeltaGates, StepGates, SkipGates, Gates, BiasMaps, FocusHeads,
+        TokenShifts, Rotations, Dropouts, ShortConvolutions})
     for (RowOperation& operation : part()) all.push_back(std::move(operation));
   return all;
 }

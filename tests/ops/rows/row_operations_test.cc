@@ -2,6 +2,8 @@
 #include "ops/rows/row_operations.h"
 
 #include <ATen/Context.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
 
 #include "ops/gradient_check.h"
 #include "ops/sink_check.h"
@@ -64,6 +66,36 @@ TEST_P(RowOperationTest, MisalignedMemory) {
   const Tensors operands = operation.operands(34, 64);
   test::ExpectFloatMatchesDouble(run, operands, operation.fp32);
   test::ExpectBf16MatchesDouble(run, operands, operation.roundings, operation.weight_roundings);
+}
+
+// Gradients that are columns of a matrix leave its other columns as they are: they keep the NaN of
+// at::empty().
+TEST_P(RowOperationTest, OnlyTheirColumnsAreWritten) {
+  bool has_columns = false;
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16})
+    for (const int64_t width : {22, 64}) {
+      SCOPED_TRACE(testing::Message() << dtype << ", width " << width);
+      const Tensors leaves = Leaves(GetParam(), 90, width, dtype);
+      const at::Tensor y = GetParam().run(leaves);
+      const at::Tensor dy = test::Normal(y.sizes().vec(), 9, y.scalar_type());
+      const Tensors gradients = torch::autograd::grad({y}, leaves, {dy});
+      for (const at::Tensor& gradient : gradients) {
+        // A gradient may be columns of dy, which are not written.
+        if (gradient.is_contiguous() || gradient.storage().is_alias_of(dy.storage())) continue;
+        has_columns = true;
+        const auto size =
+            static_cast<int64_t>(gradient.storage().nbytes()) / gradient.element_size();
+        const at::Tensor others = at::ones({size}, at::kBool);
+        for (const at::Tensor& written : gradients)
+          if (written.storage().is_alias_of(gradient.storage()))
+            others.as_strided(written.sizes(), written.strides(), written.storage_offset())
+                .fill_(false);
+        at::Tensor matrix = at::empty({0}, gradient.options());
+        matrix.set_(gradient.storage(), 0, {size}, {1});
+        EXPECT_TRUE(matrix.masked_select(others).isnan().all().item<bool>());
+      }
+    }
+  if (!has_columns) GTEST_SKIP() << "writes no columns";
 }
 
 TEST_P(RowOperationTest, NoRows) {

@@ -1,31 +1,26 @@
 // The step sizes and decays of state-space layers equal their formula over the whole range.
-#include "ops/rows/step_gate.h"
+// row_operations_test.cc has their other properties.
+#include "ops/rows/state_space_gates.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
-#include "ops/gradient_check.h"
+#include "ops/random_tensors.h"
 #include "support/expect_error.h"
 
 namespace halflife::ops {
 namespace {
 
 using test::Normal;
-using Inputs = std::vector<at::Tensor>;
 
 constexpr double kNoLimit = std::numeric_limits<double>::infinity();
-
-// step + 3 log_decay, so that the gradients of both are tested.
-at::Tensor Both(const Inputs& in, const StepGateConfig& config) {
-  const auto [step, log_decay] = StepGate({.x = in[0], .bias = in[1], .a_log = in[2]}, config);
-  return step + 3 * log_decay;
-}
 
 // Small steps keep all digits: an exponential and a logarithm of 2 ulp each.
 TEST(StepGateTest, FewUlpsOverTheWholeRange) {
@@ -68,55 +63,6 @@ TEST(StepGateTest, LargeLogitsKeepTheirExponential) {
   }
 }
 
-// 2^-24 of steps up to 12 and decays ten times as large, with about five roundings. The gradients
-// of bias and a_log sum 150 rows.
-TEST(StepGateTest, FusedLoopsMatchFp64) {
-  for (const int64_t dim : {1, 16, 300}) {
-    SCOPED_TRACE(dim);
-    for (const StepGateConfig& config : {StepGateConfig{}, {.least = 0.1, .most = 2}})
-      test::ExpectFloatMatchesDouble(
-          [&](const auto& in) { return Both(in, config); },
-          {Normal({150, dim}, 1) * 3, Normal({dim}, 2), Normal({dim}, 3)}, 3e-6);
-  }
-}
-
-TEST(StepGateTest, GradientsAreFiniteDifferences) {
-  const at::Tensor weights = Normal({4, 6}, 9);
-  for (const StepGateConfig& config : {StepGateConfig{}, {.least = 0.3, .most = 1.5}})
-    test::ExpectFiniteDifferences(
-        [&](const auto& in) { return (Both(in, config) * weights).sum(); },
-        {Normal({4, 6}, 1), Normal({6}, 2), Normal({6}, 3)});
-}
-
-// With bf16 inputs, the results and the gradients of bias and a_log are fp32, and dx is rounded
-// once.
-TEST(StepGateTest, Bf16IsWidened) {
-  for (const int64_t dim : {1, 31, 128}) {
-    SCOPED_TRACE(dim);
-    const at::Tensor x = (Normal({150, dim}, 1) * 3).to(at::kBFloat16), dy = Normal({150, dim}, 4);
-    const at::Tensor bias = Normal({dim}, 2).to(at::kFloat),
-                     a_log = Normal({dim}, 3).to(at::kFloat);
-    const auto run = [&](at::ScalarType dtype) {
-      const bool wide = dtype == at::kDouble;
-      Inputs in = {x.to(dtype), wide ? bias.to(dtype) : bias.clone(),
-                   wide ? a_log.to(dtype) : a_log.clone()};
-      for (at::Tensor& leaf : in) leaf.requires_grad_();
-      const at::Tensor y = Both(in, {.least = 0.05});
-      Inputs results = {y};
-      for (const auto& grad : torch::autograd::grad({y}, in, {dy.to(y.scalar_type())}))
-        results.push_back(grad);
-      return results;
-    };
-    const auto narrow = run(at::kBFloat16), wide = run(at::kDouble);
-    EXPECT_EQ(narrow[0].scalar_type(), at::kFloat);
-    EXPECT_EQ(narrow[1].scalar_type(), at::kBFloat16);
-    for (const size_t i : {0, 2, 3}) EXPECT_TRUE(test::Close(narrow[i], wide[i], 3e-6)) << i;
-    EXPECT_TRUE(((narrow[1].to(at::kDouble) - wide[1]).abs() <= 0x1p-8 * wide[1].abs() + 3e-6)
-                    .all()
-                    .item<bool>());
-  }
-}
-
 // Very large logits give steps without NaN. A NaN stays NaN, also with limits.
 TEST(StepGateTest, FarLogitsAndNan) {
   const float infinity = std::numeric_limits<float>::infinity();
@@ -132,28 +78,6 @@ TEST(StepGateTest, FarLogitsAndNan) {
     EXPECT_TRUE(StepGate({.x = nan, .bias = one_zero, .a_log = one_zero}, {.most = most})
                     .step.isnan()
                     .item<bool>());
-}
-
-TEST(StepGateTest, StridedRowsNoRowsAndThreads) {
-  const at::Tensor wide = Normal({60, 40}, 1, at::kFloat), bias = Normal({20}, 2, at::kFloat),
-                   a_log = Normal({20}, 3, at::kFloat);
-  const auto run = [&](const at::Tensor& rows) {
-    const at::Tensor x = rows.detach().requires_grad_();
-    const at::Tensor y = Both({x, bias, a_log}, {.least = 0.2});
-    return Inputs{y, torch::autograd::grad({y.square().sum()}, {x})[0]};
-  };
-  const Inputs strided = run(wide.narrow(1, 10, 20)), dense = run(wide.narrow(1, 10, 20).clone());
-  for (size_t i = 0; i < dense.size(); ++i) EXPECT_TRUE(test::BitEqual(strided[i], dense[i])) << i;
-  const at::Tensor some_bias = bias.clone().requires_grad_();
-  const at::Tensor none = Both({wide.narrow(0, 0, 0).narrow(1, 0, 20), some_bias, a_log}, {});
-  EXPECT_EQ(none.numel(), 0);
-  EXPECT_TRUE(torch::autograd::grad({none.sum()}, {some_bias})[0].eq(0).all().item<bool>());
-  test::ExpectSameBitsWithThreads([] {
-    Inputs in = {Normal({700, 48}, 1, at::kFloat), Normal({48}, 2, at::kFloat),
-                 Normal({48}, 3, at::kFloat)};
-    for (at::Tensor& leaf : in) leaf.requires_grad_();
-    return torch::autograd::grad({Both(in, {})}, in, {Normal({700, 48}, 4, at::kFloat)});
-  });
 }
 
 TEST(StepGateTest, BadInput) {

@@ -1,5 +1,5 @@
 // Queries and keys that are scaled to Euclidean norm 1.
-#include "ops/rows/unit_norm.h"
+#include "ops/rows/rms_norm.h"
 
 #include <ATen/ops/full.h>
 

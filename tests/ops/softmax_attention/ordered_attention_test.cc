@@ -1,6 +1,6 @@
 // LibTorch's attention in deterministic mode gives the usual results and restores the mode
 // afterwards.
-#include "ops/softmax_attention/ordered_attention.h"
+#include "ops/softmax_attention/composed.h"
 
 #include <ATen/Context.h>
 #include <ATen/ops/ones_like.h>

@@ -1,6 +1,6 @@
 // The losses of pairs of answers against their formulas by autograd, up to the gradients of a
 // model.
-#include "train/preference/preference_loss.h"
+#include "train/preference/answer_pairs.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/log_sigmoid.h>
@@ -13,7 +13,6 @@
 
 #include "eval/batch_tensors.h"
 #include "model/language_model.h"
-#include "train/preference/pair_rows.h"
 
 namespace halflife::train {
 namespace {

@@ -22,7 +22,7 @@
 #include "model/projections.h"
 #include "ops/linear/linear.h"
 #include "ops/rows/focus_heads.h"
-#include "ops/rows/real_norm.h"
+#include "ops/rows/layer_norm.h"
 #include "ops/rows/swiglu.h"
 #include "ops/torch/dispatch.h"
 

@@ -15,7 +15,7 @@
 #include "model/mixers/linear/decay_recurrence.h"
 #include "model/mixers/linear/legacy_view.h"
 #include "model/mixers/linear/linear_mixer.h"
-#include "ops/rows/learned_decay.h"
+#include "ops/rows/decay_gates.h"
 
 namespace halflife::model {
 namespace {

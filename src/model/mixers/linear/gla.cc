@@ -10,7 +10,7 @@
 #include "model/mixers/linear/linear_mixer.h"
 #include "model/projections.h"
 #include "ops/linear/linear.h"
-#include "ops/rows/decay_gate.h"
+#include "ops/rows/decay_gates.h"
 
 namespace halflife::model {
 namespace {

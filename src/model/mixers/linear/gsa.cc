@@ -22,10 +22,10 @@
 #include "core/error.h"
 #include "kernels/decay_attention/decay_attention_args.h"
 #include "model/mixers/linear/decay_recurrence.h"
-#include "model/mixers/linear/given_decay.h"
 #include "model/mixers/linear/linear_mixer.h"
+#include "model/mixers/linear/log_decay.h"
 #include "ops/decay_attention/decay_value_read.h"
-#include "ops/rows/decay_gate.h"
+#include "ops/rows/decay_gates.h"
 #include "ops/torch/dispatch.h"
 
 namespace halflife::model {

@@ -11,9 +11,9 @@
 #include <ATen/ops/softmax.h>
 
 #include "model/mixers/linear/decay_recurrence.h"
-#include "model/mixers/linear/given_decay.h"
 #include "model/mixers/linear/linear_mixer.h"
-#include "ops/rows/forget_gate.h"
+#include "model/mixers/linear/log_decay.h"
+#include "ops/rows/decay_gates.h"
 
 namespace halflife::model {
 namespace {

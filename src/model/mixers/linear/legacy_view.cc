@@ -6,7 +6,7 @@
 #include <ATen/ops/floor_divide.h>
 #include <ATen/ops/remainder.h>
 
-#include "ops/linear/weight_product.h"
+#include "ops/linear/linear_internal.h"
 #include "ops/torch/autograd.h"
 #include "ops/torch/dispatch.h"
 

@@ -8,29 +8,10 @@
 #include <cmath>
 
 #include "model/mixers/linear/decay_recurrence.h"
-#include "model/mixers/linear/fixed_decay.h"
-#include "model/mixers/linear/lightning_decay.h"
 #include "model/mixers/linear/linear_mixer.h"
+#include "model/mixers/linear/log_decay.h"
 
 namespace halflife::model {
-
-std::vector<double> MiniMaxLogDecays(int64_t num_heads, const LayerNumber& layer) {
-  const auto heads = static_cast<double>(num_heads), last = static_cast<double>(layer.count - 1);
-  const double of_layer = 1 - static_cast<double>(layer.index) / (last + 1e-5) + 1e-5;
-  std::vector<double> logs;
-  for (int64_t head = 0; head < num_heads; ++head)
-    logs.push_back(-std::exp2(-8 * static_cast<double>(head + 1) / heads) * of_layer);
-  return logs;
-}
-
-std::vector<double> LinearLogDecays(int64_t num_heads, const LayerNumber& layer) {
-  const double of_layer = 1 - static_cast<double>(layer.index) / static_cast<double>(layer.count);
-  std::vector<double> logs;
-  for (int64_t head = 0; head < num_heads; ++head)
-    logs.push_back(-8 * static_cast<double>(head) / static_cast<double>(num_heads) * of_layer);
-  return logs;
-}
-
 namespace {
 
 constexpr double kLightningNormEps = 1e-6;  // of the output norm, as in transformers

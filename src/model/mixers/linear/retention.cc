@@ -1,8 +1,8 @@
 // Retention of RetNet (Sun et al., 2023) in fla's form: q and k are rotated, and the decay of head
 // h is gamma_h = 1 - 2^(-5-h) for all tokens.
 #include "model/mixers/linear/decay_recurrence.h"
-#include "model/mixers/linear/fixed_decay.h"
 #include "model/mixers/linear/linear_mixer.h"
+#include "model/mixers/linear/log_decay.h"
 
 namespace halflife::model {
 namespace {

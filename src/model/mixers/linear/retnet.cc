@@ -20,8 +20,8 @@
 #include <cmath>
 
 #include "model/mixers/linear/decay_recurrence.h"
-#include "model/mixers/linear/fixed_decay.h"
 #include "model/mixers/linear/linear_mixer.h"
+#include "model/mixers/linear/log_decay.h"
 #include "ops/torch/dispatch.h"
 #include "ops/torch/host_transfer.h"
 

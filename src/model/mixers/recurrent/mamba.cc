@@ -13,7 +13,6 @@
 
 #include "kernels/scans/selective_scan/selective_scan_args.h"
 #include "model/mixers/convolution/short_convolution.h"
-#include "model/mixers/recurrent/step_bias.h"
 #include "model/mixers/variants.h"
 #include "model/projections.h"
 #include "ops/linear/linear.h"

@@ -20,15 +20,13 @@
 
 #include "kernels/decay_attention/decay_attention_args.h"
 #include "model/mixers/convolution/short_convolution.h"
-#include "model/mixers/recurrent/step_bias.h"
 #include "model/mixers/variants.h"
 #include "model/projections.h"
 #include "ops/decay_attention/decay_attention.h"
 #include "ops/linear/linear.h"
 #include "ops/rows/bias_map.h"
 #include "ops/rows/rms_norm.h"
-#include "ops/rows/skip_gate.h"
-#include "ops/rows/step_gate.h"
+#include "ops/rows/state_space_gates.h"
 #include "ops/rows/swiglu.h"
 #include "ops/torch/dispatch.h"
 

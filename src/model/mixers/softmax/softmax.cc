@@ -10,7 +10,7 @@
 
 #include "model/mixers/softmax/attention.h"
 #include "model/mixers/variants.h"
-#include "model/norms/norm_weight.h"
+#include "model/norms/norm.h"
 #include "model/projections.h"
 #include "ops/linear/linear.h"
 #include "ops/rows/bias_map.h"

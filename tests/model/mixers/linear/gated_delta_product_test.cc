@@ -13,7 +13,7 @@
 #include <cmath>
 
 #include "model/mixers/built_mixer.h"
-#include "model/mixers/linear/householder_steps.h"
+#include "model/mixers/linear/delta_recurrence.h"
 #include "ops/delta_rule/delta_rule.h"
 #include "ops/golden_draws.h"
 

@@ -17,7 +17,7 @@
 #include "model/mixers/parallel.h"
 #include "ops/decay_attention/decay_attention.h"
 #include "ops/golden_draws.h"
-#include "ops/rows/forget_gate.h"
+#include "ops/rows/decay_gates.h"
 #include "support/expect_error.h"
 
 namespace halflife::model {

@@ -9,7 +9,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "model/mixers/built_mixer.h"
-#include "model/mixers/linear/lightning_decay.h"
+#include "model/mixers/linear/log_decay.h"
 #include "ops/golden_draws.h"
 #include "support/expect_error.h"
 

@@ -13,8 +13,8 @@
 #include <cmath>
 
 #include "model/mixers/built_mixer.h"
-#include "model/mixers/linear/fixed_decay.h"
-#include "model/mixers/linear/score_sums.h"
+#include "model/mixers/linear/decay_recurrence.h"
+#include "model/mixers/linear/log_decay.h"
 #include "ops/decay_attention/decay_attention.h"
 #include "ops/rows/rotary.h"
 

@@ -1,6 +1,6 @@
 // The decays of Gated DeltaNet and Kimi Delta Attention: values, limits, gradients and initial
 // values of their parameters.
-#include "model/mixers/linear/softplus_decay.h"
+#include "model/mixers/linear/log_decay.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>

@@ -23,8 +23,7 @@
 #include "ops/decay_attention/decay_attention.h"
 #include "ops/golden_draws.h"
 #include "ops/rows/rms_norm.h"
-#include "ops/rows/skip_gate.h"
-#include "ops/rows/step_gate.h"
+#include "ops/rows/state_space_gates.h"
 
 namespace halflife::model {
 namespace {

@@ -1,10 +1,10 @@
-#include "model/mixers/linear/softplus_decay.h"
+#include "model/mixers/linear/log_decay.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "model/mixers/recurrent/step_bias.h"
 #include "model/projections.h"
+#include "ops/torch/host_transfer.h"
 
 namespace halflife::model {
 namespace {
@@ -18,6 +18,45 @@ Init InitOfLogA(double low, double high) {
 }
 
 }  // namespace
+
+at::Tensor FixedDecay::operator()(const at::Tensor& x, std::span<const ops::LinearPart>) const {
+  return ops::ConstantsOn(x.device(), log_decays_, at::kFloat);
+}
+
+std::vector<double> RetentionLogDecays(int64_t num_heads) {
+  std::vector<double> logs;
+  for (int64_t head = 0; head < num_heads; ++head)
+    logs.push_back(std::log1p(-std::exp2(-5.0 - static_cast<double>(head))));
+  return logs;
+}
+
+std::vector<double> RetentionLogDecaysOfRange(int64_t num_heads) {
+  const double first = std::log(1.0 / 32), last = std::log(1.0 / 512);
+  std::vector<double> logs;
+  for (int64_t head = 0; head < num_heads; ++head) {
+    const double part =
+        num_heads == 1 ? 0 : static_cast<double>(head) / static_cast<double>(num_heads - 1);
+    logs.push_back(std::log1p(-std::exp(first + part * (last - first))));
+  }
+  return logs;
+}
+
+std::vector<double> MiniMaxLogDecays(int64_t num_heads, const LayerNumber& layer) {
+  const auto heads = static_cast<double>(num_heads), last = static_cast<double>(layer.count - 1);
+  const double of_layer = 1 - static_cast<double>(layer.index) / (last + 1e-5) + 1e-5;
+  std::vector<double> logs;
+  for (int64_t head = 0; head < num_heads; ++head)
+    logs.push_back(-std::exp2(-8 * static_cast<double>(head + 1) / heads) * of_layer);
+  return logs;
+}
+
+std::vector<double> LinearLogDecays(int64_t num_heads, const LayerNumber& layer) {
+  const double of_layer = 1 - static_cast<double>(layer.index) / static_cast<double>(layer.count);
+  std::vector<double> logs;
+  for (int64_t head = 0; head < num_heads; ++head)
+    logs.push_back(-8 * static_cast<double>(head) / static_cast<double>(num_heads) * of_layer);
+  return logs;
+}
 
 SoftplusDecay::SoftplusDecay(const SoftplusDecayForm& form, const PartContext& context)
     : form_(form),

@@ -1,4 +1,4 @@
-#include "data/shard_index.h"
+#include "data/shard_layout.h"
 
 #include <cstring>
 #include <string_view>
