@@ -23,6 +23,22 @@ std::string StringOf(const nlohmann::json& message, const char* field, size_t nu
   return value->get<std::string>();
 }
 
+// Joins a content that is a list of parts, [{"type": "text", "text": "..."}], to one string. Lists
+// with parts of another type stay, so that they are refused.
+void JoinTextParts(nlohmann::json& message) {
+  if (!message.is_object() || !message.contains("content")) return;
+  nlohmann::json& content = message["content"];
+  if (!content.is_array() || content.empty()) return;
+  std::string text;
+  for (const nlohmann::json& part : content) {
+    const bool is_text = part.is_object() && part.contains("type") && part["type"] == "text" &&
+                         part.contains("text") && part["text"].is_string();
+    if (!is_text) return;
+    text += part["text"].get<std::string>();
+  }
+  content = text;
+}
+
 // Gives a message of ShareGPT, {"from": "human", "value": "..."}, the form of OpenAI.
 void ConvertFromShareGpt(nlohmann::json& message) {
   if (!message.is_object() || !message.contains("from") || message.contains("role")) return;
@@ -88,6 +104,7 @@ std::vector<ChatMessage> ReadChatMessages(std::string_view json, const std::stri
   std::vector<ChatMessage> messages;
   for (nlohmann::json& message : list) {
     ConvertFromShareGpt(message);
+    JoinTextParts(message);
     const size_t number = messages.size() + 1;
     HL_CHECK_AS(ExitCode::kData, message.is_object(), place, "message ", number, " is a JSON ",
                 message.type_name(), ", not an object. ", kForm);

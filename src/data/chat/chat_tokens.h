@@ -16,8 +16,9 @@
 namespace halflife::data {
 
 // Reads a JSON list of objects with the strings `role` and `content`, the form of OpenAI's
-// `messages`, or `from` and `value`, the form of ShareGPT. Other fields are ignored. Throws Error
-// kData, with `place` in front of the message, for another form.
+// `messages`, or `from` and `value`, the form of ShareGPT. A content may also be a list of text
+// parts. Other fields are ignored. Throws Error kData, with `place` in front of the message, for
+// another form.
 std::vector<ChatMessage> ReadChatMessages(std::string_view json, const std::string& place);
 
 struct ChatTokens {

@@ -113,6 +113,14 @@ TEST(ChatMessages, ReadsTheFormsOfOpenAiAndShareGpt) {
   EXPECT_EQ(shared[1].role, "user");
   EXPECT_EQ(shared[2].role, "assistant");
   EXPECT_EQ(shared[2].content, "b");
+  const auto parts = ReadChatMessages(
+      R"([{"role": "user",
+           "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}])",
+      "");
+  EXPECT_EQ(parts.at(0).content, "ab");
+  refuse(R"([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}])",
+         "the field 'content' of message 1 is a JSON array, not a string");
+  refuse(R"([{"role": "user", "content": []}])", "is a JSON array, not a string");
   refuse(R"([{"from": "human"}])", "message 1 has no field 'content'");
   refuse(R"([{"from": 1, "value": "a"}])", "the field 'role' of message 1 is a JSON number");
   refuse("{}", "the messages are a JSON object, not a list");
