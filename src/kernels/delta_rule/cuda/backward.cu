@@ -78,6 +78,16 @@ void RunBackward(const AdjointScanParams& scan, const ChunkGradientsParams& grad
                  cudaStream_t stream) {
   LaunchAdjointScan<T, kPaddedKeys>(scan, stream);
   constexpr int kK = kPaddedKeys < 128 ? kPaddedKeys : 128;
+  if constexpr (std::is_same_v<T, bf16>) {
+    if (scan.args.warpgroups) {  // Hopper: more shared memory than sm_80
+      if (scan.args.decay == DeltaDecay::kPerTokenChannel) {
+        using Config = PrefetchGradientConfig<kK, /*kPerChannel=*/true>;
+        return LaunchGradients<Config>(gradients, ChannelGradientsKernel<Config>, stream);
+      }
+      using Config = PrefetchGradientConfig<kK, /*kPerChannel=*/false>;
+      return LaunchGradients<Config>(gradients, TokenGradientsKernel<Config>, stream);
+    }
+  }
   if (scan.args.decay == DeltaDecay::kPerTokenChannel) {
     using Config = GradientConfig<T, kK, /*kPerChannel=*/true>;
     LaunchGradients<Config>(gradients, ChannelGradientsKernel<Config>, stream);

@@ -8,7 +8,9 @@
 //   D = dout u^T   F = Lambda u^T   dout S^T   Lambda S^T   u R^T        with Lambda = X^T dU
 //
 // In the second part, it adds the pairs of tokens in the chunk: token_pairs.cuh for one decay per
-// token, channel_pairs.cuh for one per token and channel. Both parts use the same shared memory.
+// token, channel_pairs.cuh for one per token and channel. Both parts use the same shared memory. On
+// a GPU with enough of it, the next 64 columns of V are loaded during the products of these, and
+// with decays per token also q and k (PrefetchGradientConfig).
 #pragma once
 
 #include "kernels/common/cuda/chunk_rows.cuh"
@@ -44,8 +46,11 @@ struct GradientConfig {
   using Square = Matrix<T, kChunk>;  // also [.., kValues]
   static constexpr int kK = kK_, kThreads = 256, kHalf = kK / 2;
   static constexpr bool kPerChannel = kPerChannel_;
-  static constexpr int kValuesBytes =
-      5 * Square::Bytes(kChunk) + Square::Bytes(kK) + Rows::Bytes(kChunk);
+  static constexpr int kStages = 1;      // of tiles of 64 columns of V
+  static constexpr bool kApart = false;  // whether the second part has memory of its own
+  static constexpr int kTilesBytes =
+      3 * Square::Bytes(kChunk) + Square::Bytes(kK) + Rows::Bytes(kChunk);
+  static constexpr int kValuesBytes = kTilesBytes + 2 * Square::Bytes(kChunk);
   static constexpr int kPairsBytes =
       2 * Rows::Bytes(kChunk) + 2 * Square::Bytes(kChunk) +
       (kPerChannel ? 2 * Rows::Bytes(kChunk) + Matrix<float, kK>::Bytes(kChunk) : 0);
@@ -55,10 +60,33 @@ struct GradientConfig {
   static constexpr int kDecayBytes = kDecaysShared ? Matrix<float, kK>::Bytes(kChunk)
                                      : kPerChannel ? 0
                                                    : static_cast<int>(sizeof(DecayTables));
-  static constexpr int kSmemBytes = kSharedPart + kDecayBytes +
-                                    static_cast<int>(sizeof(GradientRows)) +
-                                    kThreads * static_cast<int>(sizeof(float));
+  static constexpr int kOtherBytes = kDecayBytes + static_cast<int>(sizeof(GradientRows)) +
+                                     kThreads * static_cast<int>(sizeof(float));
+  static constexpr int kSmemBytes = kSharedPart + kOtherBytes;
   static_assert(kSmemBytes <= kMaxSharedBytesPerBlock);
+};
+
+// The same for bf16 in the shared memory of Hopper: with two stages, and unless decays are per
+// channel with q, k, D and F apart. K = 128: 203 and 177 KiB.
+template <int kK_, bool kPerChannel_>
+struct PrefetchGradientConfig : GradientConfig<bf16, kK_, kPerChannel_> {
+  using Base = GradientConfig<bf16, kK_, kPerChannel_>;
+  static constexpr int kStages = 2;
+  static constexpr bool kApart = !kPerChannel_;
+  static constexpr int kValuesBytes = Base::kValuesBytes + Base::kTilesBytes;
+  static constexpr int kSharedPart = kApart ? kValuesBytes + Base::kPairsBytes
+                                     : kValuesBytes > Base::kPairsBytes ? kValuesBytes
+                                                                        : Base::kPairsBytes;
+  static constexpr int kSmemBytes = kSharedPart + Base::kOtherBytes;
+  static_assert(kSmemBytes <= kMaxSharedBytesPerBlock);
+};
+
+// 64 columns of V.
+template <typename Config>
+struct ValueTiles {
+  typename Config::Square u, du, dout;
+  typename Config::Square state;  // S [K, 64 columns of V]
+  typename Config::Rows adjoint;  // R^T [64 columns of V, K]
 };
 
 template <typename Config>
@@ -66,10 +94,9 @@ struct GradientShared {
   using T = typename Config::T;
 
   // The first part:
-  typename Config::Square u, du, lambda, dout, inverse;
-  typename Config::Square state;  // S [K, 64 columns of V]
-  typename Config::Rows adjoint;  // R^T [64 columns of V, K]
-  // The second part, in the same memory:
+  unsigned char* tiles;  // [kStages]: see Stage()
+  typename Config::Square lambda, inverse;
+  // The second part, in the same memory unless Config::kApart:
   typename Config::Rows q, k;
   typename Config::Square d, f;
   typename Config::Rows q_level, k_level;  // per channel: see channel_pairs.cuh
@@ -85,18 +112,15 @@ struct GradientShared {
     constexpr int kSquare = Config::Square::Bytes(kChunk), kRows = Config::Rows::Bytes(kChunk);
     SmemCarver carver(raw);
     unsigned char* const part = carver.Take<unsigned char>(Config::kSharedPart);
-    u.data = reinterpret_cast<T*>(part);
-    lambda.data = reinterpret_cast<T*>(part + kSquare);
-    dout.data = reinterpret_cast<T*>(part + 2 * kSquare);
-    inverse.data = reinterpret_cast<T*>(part + 3 * kSquare);
-    du.data = reinterpret_cast<T*>(part + 4 * kSquare);
-    state.data = reinterpret_cast<T*>(part + 5 * kSquare);
-    adjoint.data = reinterpret_cast<T*>(part + 5 * kSquare + Config::Square::Bytes(Config::kK));
-    q.data = reinterpret_cast<T*>(part);
-    k.data = reinterpret_cast<T*>(part + kRows);
-    d.data = reinterpret_cast<T*>(part + 2 * kRows);
-    f.data = reinterpret_cast<T*>(part + 2 * kRows + kSquare);
-    unsigned char* const levels = part + 2 * kRows + 2 * kSquare;
+    tiles = part + 2 * kSquare;
+    lambda.data = reinterpret_cast<T*>(part);
+    inverse.data = reinterpret_cast<T*>(part + kSquare);
+    unsigned char* const pairs = Config::kApart ? part + Config::kValuesBytes : part;
+    q.data = reinterpret_cast<T*>(pairs);
+    k.data = reinterpret_cast<T*>(pairs + kRows);
+    d.data = reinterpret_cast<T*>(pairs + 2 * kRows);
+    f.data = reinterpret_cast<T*>(pairs + 2 * kRows + kSquare);
+    unsigned char* const levels = pairs + 2 * kRows + 2 * kSquare;
     q_level.data = reinterpret_cast<T*>(levels);
     k_level.data = reinterpret_cast<T*>(levels + kRows);
     factors.data = reinterpret_cast<float*>(levels + 2 * kRows);
@@ -107,6 +131,18 @@ struct GradientShared {
     log2_decay.data = reinterpret_cast<float*>(decays);
     rows = carver.Take<GradientRows>(1);
     through = carver.Take<float>(Config::kThreads);
+  }
+  // The tiles of the columns of V from `first` on.
+  HL_DEVICE ValueTiles<Config> Stage(int first) const {
+    constexpr int kSquare = Config::Square::Elements(kChunk);
+    T* const begin = reinterpret_cast<T*>(
+        Config::kStages == 1 ? tiles : tiles + first / kValues % 2 * Config::kTilesBytes);
+    T* const state = begin + 3 * kSquare;
+    return {{begin},
+            {begin + kSquare},
+            {begin + 2 * kSquare},
+            {state},
+            {state + Config::Square::Elements(Config::kK)}};
   }
 };
 
@@ -164,16 +200,6 @@ HL_DEVICE void StoreGradient(float (&d)[kTiles][4], const tiles::Rows& rows, int
 
 // ---- the first part ----
 
-// Loads X, rounded to T.
-template <typename Config>
-HL_DEVICE void LoadInverse(const GradientShared<Config>& smem, const float* inverse) {
-#pragma unroll 2
-  for (int i = 2 * static_cast<int>(threadIdx.x); i < kChunk * kChunk; i += 2 * Config::kThreads) {
-    const float2 x = LoadPair(inverse + i);
-    StorePair(&smem.inverse.At(i / kChunk, i % kChunk), x.x, x.y);
-  }
-}
-
 // Loads the tiles of columns `first` .. of V.
 template <typename Config>
 HL_DEVICE void LoadValueTiles(const GradientShared<Config>& smem,
@@ -187,17 +213,19 @@ HL_DEVICE void LoadValueTiles(const GradientShared<Config>& smem,
   const auto array = [&](const void* data, int rows) {
     return static_cast<const T*>(data) + place.index * rows * width;
   };
-  LoadArray<kChunk, kThreads, 1>(smem.u, array(params.workspace.u, kChunk) + first, width, columns);
-  LoadArray<kChunk, kThreads, 1>(smem.du, array(params.arrays.du, kChunk) + first, width, columns);
-  LoadArray<kK, kThreads, 1>(smem.state,
+  const ValueTiles<Config> tiles = smem.Stage(first);
+  LoadArray<kChunk, kThreads, 1>(tiles.u, array(params.workspace.u, kChunk) + first, width,
+                                 columns);
+  LoadArray<kChunk, kThreads, 1>(tiles.du, array(params.arrays.du, kChunk) + first, width, columns);
+  LoadArray<kK, kThreads, 1>(tiles.state,
                              array(params.workspace.states, keys) + place.first_key * width + first,
                              width, columns);
   LoadRows<kValues, kThreads, 1>(
-      smem.adjoint,
+      tiles.adjoint,
       MatrixRows(array(params.arrays.adjoints, keys) + first * keys + place.first_key, keys, kK),
       columns);
   LoadRows<kChunk, kThreads, 1>(
-      smem.dout, tiles::RowsOf(params.grads.dout, place.chunk, place.head, first, args.head_dim_v),
+      tiles.dout, tiles::RowsOf(params.grads.dout, place.chunk, place.head, first, args.head_dim_v),
       place.chunk.length);
   CpAsyncCommit();
 }
@@ -220,7 +248,8 @@ HL_DEVICE void ValueGradients(const GradientShared<Config>& smem,
   for (int column = 32 * place.half; column < 32 * place.half + 32; column += 16) {
     float lambda[2][4];
     Clear(lambda);
-    MultiplyAdd<1>(lambda, Transposed(smem.inverse), place.row, smem.du, column, place.row, kChunk);
+    MultiplyAdd<1>(lambda, Transposed(smem.inverse), place.row, smem.Stage(first).du, column,
+                   place.row, kChunk);
     ForRowPairs(lambda, place.row, column, [&](int i, int r, int c, float x, float y) {
       StorePair(&smem.lambda.At(r, c), x, y);
       if (r >= length || !once) return;
@@ -238,22 +267,24 @@ HL_DEVICE void ValueGradients(const GradientShared<Config>& smem,
 // Adds the products over 64 columns of V.
 template <typename Config>
 HL_DEVICE void SumOverValues(GradientSums<Config>& sums, const GradientShared<Config>& smem,
-                             const GradientPlace& place) {
+                             const GradientPlace& place, int first) {
   constexpr int kPairs = Config::kHalf / 16, kK = Config::kK;
+  const ValueTiles<Config> tiles = smem.Stage(first);
   if (32 * place.half <= place.row) {
-    MultiplyAdd<2>(sums.d, smem.dout, place.row, Transposed(smem.u), 32 * place.half, 0, kValues);
-    MultiplyAdd<2>(sums.f, smem.lambda, place.row, Transposed(smem.u), 32 * place.half, 0, kValues);
+    MultiplyAdd<2>(sums.d, tiles.dout, place.row, Transposed(tiles.u), 32 * place.half, 0, kValues);
+    MultiplyAdd<2>(sums.f, smem.lambda, place.row, Transposed(tiles.u), 32 * place.half, 0,
+                   kValues);
   }
-  MultiplyAdd<kPairs>(sums.query, smem.dout, place.row, Transposed(smem.state), place.column, 0,
+  MultiplyAdd<kPairs>(sums.query, tiles.dout, place.row, Transposed(tiles.state), place.column, 0,
                       kValues);
-  MultiplyAdd<kPairs>(sums.reader, smem.lambda, place.row, Transposed(smem.state), place.column, 0,
+  MultiplyAdd<kPairs>(sums.reader, smem.lambda, place.row, Transposed(tiles.state), place.column, 0,
                       kValues);
-  MultiplyAdd<kPairs>(sums.written, smem.u, place.row, smem.adjoint, place.column, 0, kValues);
+  MultiplyAdd<kPairs>(sums.written, tiles.u, place.row, tiles.adjoint, place.column, 0, kValues);
   const int c = static_cast<int>(threadIdx.x) % kK;
   float through = 0;
 #pragma unroll 4
   for (int v = static_cast<int>(threadIdx.x) / kK; v < kValues; v += Config::kThreads / kK)
-    through += ToFloat(smem.state.At(c, v)) * ToFloat(smem.adjoint.At(v, c));
+    through += ToFloat(tiles.state.At(c, v)) * ToFloat(tiles.adjoint.At(v, c));
   smem.through[threadIdx.x] += through;
 }
 
@@ -305,28 +336,43 @@ HL_DEVICE void StartRows(const GradientShared<Config>& smem, const DeltaRuleArgs
     rows.lambda_v[i][r] = rows.reader[i][r] = rows.late[i][r] = rows.early[i][r] = 0;
 }
 
+// Waits for all but the last `later` groups of copies.
+HL_DEVICE void WaitForTiles(int later) {
+  if (later == 0) return CpAsyncWait<0>();
+  if (later == 1) return CpAsyncWait<1>();
+  CpAsyncWait<2>();
+}
+
 // The whole first part, and the start of loading q and k.
 template <typename Config>
 HL_DEVICE void ValuePart(GradientSums<Config>& sums, const GradientShared<Config>& smem,
                          const ChunkGradientsParams& params, const GradientPlace& place) {
+  using T = typename Config::T;
   const DeltaRuleArgs& args = params.grads.forward;
   sums.Start();
   if (Config::kPerChannel || place.first_key == 0) smem.through[threadIdx.x] = 0;
+  LoadArray<kChunk, Config::kThreads, 1>(
+      smem.inverse, static_cast<const T*>(params.workspace.inverse) + place.index * kChunk * kChunk,
+      kChunk);
   LoadValueTiles(smem, params, place, 0);
-  LoadInverse(smem, params.workspace.inverse + place.index * kChunk * kChunk);
+  if constexpr (Config::kApart) LoadQueriesAndKeys(smem, args, place);
 #pragma unroll 1
   for (int first = 0; first < args.head_dim_v; first += kValues) {
-    if (first > 0) {
-      __syncthreads();  // the previous columns are no longer in use
-      LoadValueTiles(smem, params, place, first);
+    if (first > 0) __syncthreads();  // the previous columns are no longer in use
+    if constexpr (Config::kStages == 1) {
+      if (first > 0) LoadValueTiles(smem, params, place, first);
+      CpAsyncWait<0>();
+    } else {
+      const bool loads = first + kValues < args.head_dim_v;
+      if (loads) LoadValueTiles(smem, params, place, first + kValues);
+      WaitForTiles(loads + (Config::kApart && first == 0));
     }
-    CpAsyncWait<0>();
     __syncthreads();
     ValueGradients(smem, params, place, first);
-    SumOverValues(sums, smem, place);
+    SumOverValues(sums, smem, place, first);
   }
   __syncthreads();
-  LoadQueriesAndKeys(smem, args, place);
+  if constexpr (!Config::kApart) LoadQueriesAndKeys(smem, args, place);
 }
 
 // The gradient of beta, from the sums of all warps.

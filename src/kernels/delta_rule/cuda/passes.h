@@ -24,7 +24,7 @@ struct ScanParams {
   float* checkpoints = nullptr;          // written, or read with from_checkpoints
 };
 
-// W, U~ and the decayed operands of all chunks; with `operand` only that, `row_decays` and
+// W, U~ and the decayed operands of all chunks; with `operand` only that, `entry` and
 // `scores`. Stores `inverse`, and `q_entry` with `scores`, only if the workspace has them.
 void LaunchPrepare(const DeltaRuleArgs& args, const Workspace& workspace, cudaStream_t stream);
 // The states before all chunks, and U, from the checkpoints of args.
@@ -34,7 +34,7 @@ void LaunchScan(const ScanParams& params, cudaStream_t stream);
 // The same on sm_90a. `outputs`: also computes args.out, and then stores neither U nor states.
 // Requires CanUseWgmma.
 void LaunchWarpgroupScan(const ScanParams& params, bool outputs, cudaStream_t stream);
-// The whole scan with outputs on sm_90a, from `operand`, `row_decays` and `scores`. Requires
+// The whole scan with outputs on sm_90a, from `operand`, `entry` and `scores`. Requires
 // CanScanTokensByWgmma.
 void LaunchTokenScan(const ScanParams& params, cudaStream_t stream);
 // out, from the results of the other passes.

@@ -8,7 +8,8 @@
 //   4. X = (I + L)^-1, fp32
 //   5. W = X diag(beta) (k P) and U~ = X diag(beta) v (workspace), on the tensor cores
 //
-// For token_scan.cuh, step 3 stores P and Q instead, and step 5 X diag(beta).
+// For token_scan.cuh, A stays in shared memory, step 3 stores P instead, and step 5 computes
+// diag(Q) T and A T with T = X diag(beta).
 #pragma once
 
 #include "kernels/delta_rule/cuda/inverse.cuh"
@@ -78,34 +79,16 @@ HL_DEVICE void ChannelOperands(const PrepareShared<Config>& smem, const Workspac
   }
 }
 
-// P and Q.
-template <typename Config>
-HL_DEVICE void StoreRowDecays(const PrepareShared<Config>& smem, float* decays) {
-  const int r = static_cast<int>(threadIdx.x);
-  if (r >= kChunk) return;
-  decays[r] = smem.tables->entry[r];
-  decays[kChunk + r] = smem.tables->exit[r];
-}
-
 // ---- products with X ----
 
-// Stores T = X diag(beta), rounded, to the workspace.
-template <typename Config>
-HL_DEVICE void StoreScaledInverse(const PrepareShared<Config>& smem, bf16* operand) {
-#pragma unroll 2
-  for (int i = 2 * static_cast<int>(threadIdx.x); i < kChunk * kChunk; i += 2 * Config::kThreads) {
-    const int r = i / kChunk, s = i % kChunk;
-    const float2 x = LoadPair(&smem.inverse.At(r, s));
-    StorePair(operand + i, x.x * smem.beta[s], x.y * smem.beta[s + 1]);
-  }
-}
-
-// T, rounded. Stores X itself where it is wanted.
+// T = X diag(beta), rounded. Stores X itself, rounded, where it is wanted.
 template <typename Config>
 HL_DEVICE void StoreInverse(const PrepareShared<Config>& smem, const Workspace& workspace,
                             const ChunkPlace<typename Config::T>& place) {
-  float* const inverse =
-      workspace.inverse == nullptr ? nullptr : workspace.inverse + place.index * kChunk * kChunk;
+  using T = typename Config::T;
+  T* const inverse = workspace.inverse == nullptr
+                         ? nullptr
+                         : static_cast<T*>(workspace.inverse) + place.index * kChunk * kChunk;
 #pragma unroll 2
   for (int i = 2 * static_cast<int>(threadIdx.x); i < kChunk * kChunk; i += 2 * Config::kThreads) {
     const int r = i / kChunk, s = i % kChunk;
@@ -113,6 +96,32 @@ HL_DEVICE void StoreInverse(const PrepareShared<Config>& smem, const Workspace& 
     StorePair(&smem.operand.At(r, s), x.x * smem.beta[s], x.y * smem.beta[s + 1]);
     if (inverse != nullptr) StorePair(inverse + i, x.x, x.y);
   }
+}
+
+// diag(Q) T and, for token_scan.cuh, A T. T itself is in the place of L, rounded.
+template <typename Config>
+HL_DEVICE void StoreTokenOperands(const PrepareShared<Config>& smem, const Workspace& workspace,
+                                  int64_t index) {
+  using T = typename Config::T;
+  T* const operand = static_cast<T*>(workspace.operand) + index * kChunk * kChunk;
+#pragma unroll 2
+  for (int i = 2 * static_cast<int>(threadIdx.x); i < kChunk * kChunk; i += 2 * Config::kThreads) {
+    const int r = i / kChunk, s = i % kChunk;
+    const float2 x = LoadPair(&smem.inverse.At(r, s));
+    const float a = x.x * smem.beta[s], b = x.y * smem.beta[s + 1], exit = smem.tables->exit[r];
+    StorePair(&smem.operand.At(r, s), a, b);
+    StorePair(operand + i, exit * a, exit * b);
+  }
+  if (threadIdx.x < kChunk)
+    workspace.entry[index * kChunk + threadIdx.x] = smem.tables->entry[threadIdx.x];
+  __syncthreads();
+  T* const scores = static_cast<T*>(workspace.scores) + index * kChunk * kChunk;
+  const int row = WarpId() % kTiles * kTile, column = WarpId() / kTiles * 32;
+  float d[4][4];
+  Clear(d);
+  MultiplyAdd<2>(d, smem.scores, row, smem.operand, column, 0, row + kTile);
+  ForPairs(d, row, column,
+           [&](int r, int c, float a, float b) { StorePair(scores + r * kChunk + c, a, b); });
 }
 
 // to [64, columns] = T y, 16 rows and 32 columns per warp at once. `stride` is that of the rows.
@@ -200,6 +209,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
                      : static_cast<T*>(workspace.scores) + place.index * kChunk * kChunk;
   place.scale = static_cast<float>(args.scale);
   LoadChunk(smem, args, place);
+  if constexpr (Config::kForTokenScan) place.scores = smem.scores.data;
   if (place.scores != nullptr) ClearUpperScores<Config>(place);
   if constexpr (Config::kPerChannel) {
     ChannelScores(smem, place);
@@ -207,15 +217,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   } else {
     TokenScores(smem, place);
     __syncthreads();
-    if constexpr (Config::kForTokenScan) {
-      StoreRowDecays(smem, workspace.row_decays + place.index * 2 * kChunk);
-    } else {
-      TokenOperands(smem, workspace, place);
-    }
+    if constexpr (!Config::kForTokenScan) TokenOperands(smem, workspace, place);
   }
   InvertUnitLower<Config::kThreads>(smem.inverse, smem.lower);
   if constexpr (Config::kForTokenScan) {
-    StoreScaledInverse(smem, static_cast<T*>(workspace.operand) + place.index * kChunk * kChunk);
+    StoreTokenOperands(smem, workspace, place.index);
   } else {
     StoreInverse(smem, workspace, place);
     __syncthreads();

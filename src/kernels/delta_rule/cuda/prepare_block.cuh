@@ -1,10 +1,10 @@
 // A block of the first pass (prepare.cuh): its configuration, its shared memory, and what it
 // treats.
 //
-// Shared memory in KiB, bf16, K = 128 (per token 86, per channel 107; for token_scan.cuh 58):
+// Shared memory in KiB, bf16, K = 128 (per token 86, per channel 107; for token_scan.cuh 67):
 //   | k 17 | q, then v 17 | L 17 | X 17, T 9 | tables 6 |
 //   | k 17 | q, then v 17 | L 17 | X, T; before: decayed operands 27 | log decays 33 |
-//   | k, q; then X 34     | L 17 | tables 6 |
+//   | k, q; then X 34     | L, then T 17 | A 9 | tables 6 |
 #pragma once
 
 #include "kernels/delta_rule/cuda/decays.cuh"
@@ -18,7 +18,8 @@ struct PrepareConfig {
   static constexpr int kK = kK_;
   static constexpr bool kPerChannel = kPerChannel_, kForTokenScan = false;
   static constexpr int kWarps = 8, kThreads = 32 * kWarps;
-  static constexpr int kValues = 64;  // columns of v at once, which fit q's place
+  static constexpr int kValues = 64;           // columns of v at once, which fit q's place
+  static constexpr int kScoresPitch = kChunk;  // of A's rows, in the workspace
 
   using Rows = Matrix<T, kK>;
   using Square = Matrix<float, kChunk>;
@@ -37,7 +38,7 @@ struct PrepareConfig {
   static constexpr int kMinBlocksPerSm = 2 * kSmemBytes <= kMaxSharedBytesPerBlock ? 2 : 1;
 };
 
-// What token_scan.cuh needs: no products with X, which is then computed in the place of k and q.
+// What token_scan.cuh needs. There are no products of X with k and v, so X can take their place.
 template <int kK_>
 struct PrepareTokensConfig {
   using T = bf16;
@@ -48,8 +49,10 @@ struct PrepareTokensConfig {
   using Rows = Matrix<T, kK>;
   using Square = Matrix<float, kChunk>;
   using Operand = Matrix<T, kChunk>;
-  static constexpr int kSharedBlock = 0, kDecayBytes = static_cast<int>(sizeof(DecayTables));
-  static constexpr int kSmemBytes = 2 * Rows::Bytes(kChunk) + Square::Bytes(kChunk) + kDecayBytes +
+  static constexpr int kScoresPitch = Operand::kPitch;
+  static constexpr int kDecayBytes = static_cast<int>(sizeof(DecayTables));
+  static constexpr int kSmemBytes = 2 * Rows::Bytes(kChunk) + Square::Bytes(kChunk) +
+                                    Operand::Bytes(kChunk) + kDecayBytes +
                                     kChunk * static_cast<int>(sizeof(float));
   static_assert(Square::Bytes(kChunk) <= 2 * Rows::Bytes(kChunk));
   static constexpr int kMinBlocksPerSm = kK <= 128 ? 3 : 2;
@@ -64,7 +67,8 @@ struct PrepareShared {
   Matrix<T, Config::kValues> v;          // in q's place
   typename Config::Square lower;         // L
   typename Config::Square inverse;       // X; kForTokenScan: in the place of k and q
-  typename Config::Operand operand;      // T
+  typename Config::Operand operand;      // T; kForTokenScan: in the place of L
+  typename Config::Operand scores;       // kForTokenScan: A
   typename Config::Rows decayed;         // in the place of X and T: keys, queries, readers' keys
   DecayTables* tables;                   // per token
   Matrix<float, Config::kK> log2_decay;  // per channel
@@ -78,6 +82,8 @@ struct PrepareShared {
     lower.data = carver.Take<float>(Config::Square::Elements(kChunk));
     if constexpr (Config::kForTokenScan) {
       inverse.data = reinterpret_cast<float*>(k.data);
+      operand.data = reinterpret_cast<T*>(lower.data);
+      scores.data = carver.Take<T>(Config::Operand::Elements(kChunk));
     } else {
       unsigned char* const block = carver.Take<unsigned char>(Config::kSharedBlock);
       inverse.data = reinterpret_cast<float*>(block);
@@ -97,7 +103,7 @@ struct ChunkPlace {
   ChunkEntry chunk;
   int head;       // value head
   int64_t index;  // of the arrays: n HV + head
-  T* scores;      // A [64, 64]; null: neither A nor q_entry is wanted
+  T* scores;      // A, with rows of kScoresPitch; null: neither A nor q_entry is wanted
   float scale;
 };
 

@@ -1,4 +1,5 @@
-// The scores of a chunk: L in shared memory, and A in the workspace.
+// The scores of a chunk: L in shared memory, and A in the workspace (for token_scan.cuh in shared
+// memory, too).
 //
 // With decays per token, a score is a product of rows times a weight from the tables. With decays
 // per channel, scores of two tiles are products of decayed operands. For row tile i, a reader
@@ -14,7 +15,8 @@ template <typename Config>
 HL_DEVICE void StoreScore(const PrepareShared<Config>& smem, bool query,
                           const ChunkPlace<typename Config::T>& place, int r, int s, float x) {
   if (query) {
-    place.scores[r * kChunk + s] = ToType<typename Config::T>(s <= r ? place.scale * x : 0.0f);
+    place.scores[r * Config::kScoresPitch + s] =
+        ToType<typename Config::T>(s <= r ? place.scale * x : 0.0f);
   } else {
     smem.lower.At(r, s) = s < r ? smem.beta[r] * x : 0.0f;
   }
@@ -24,7 +26,9 @@ HL_DEVICE void StoreScore(const PrepareShared<Config>& smem, bool query,
 template <typename Config>
 HL_DEVICE void ClearUpperScores(const ChunkPlace<typename Config::T>& place) {
   for (int i = static_cast<int>(threadIdx.x); i < kChunk * kChunk; i += Config::kThreads)
-    if (i / kChunk / kTile < i % kChunk / kTile) place.scores[i] = ToType<typename Config::T>(0.0f);
+    if (i / kChunk / kTile < i % kChunk / kTile)
+      place.scores[i / kChunk * Config::kScoresPitch + i % kChunk] =
+          ToType<typename Config::T>(0.0f);
 }
 
 // Warps 0 to 3 compute 16 rows of L each, warps 4 to 7 16 rows of A.

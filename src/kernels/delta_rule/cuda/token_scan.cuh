@@ -1,23 +1,23 @@
 // The forward of bf16 heads without decays or with one decay per token, with Hopper's instructions
 // (sm_90a). A decay of a token scales whole rows, so W, U~, k Q and scale q P of workspace.h need
 // not exist: the scan multiplies by k and q themselves and scales rows or columns of accumulators.
-// `prepare` only computes T = X diag(beta), A, P and Q. For each chunk:
+// With T = X diag(beta), so that U = T E, `prepare` only computes diag(Q) T, A T and P. For each
+// chunk:
 //
 //   E^T = v^T - S^T k^T diag(P)          what the keys do not find in the state
-//   U^T = E^T T^T
-//   out = diag(scale P) q S + A U
-//   S'^T = Gamma S^T + U^T diag(Q) k
+//   S'^T = Gamma S^T + (E^T (diag(Q) T)^T) k
+//   out = diag(scale P) q S + (A T) E
 //
 // A block owns 64 columns of V of one value head and has three warpgroups. The first one holds S^T,
 // 16 columns of V per warp, in accumulators; its products are the serial part. It passes S^T and
-// U^T, rounded to bf16, through shared memory to the second one, which computes the outputs at the
+// E^T, rounded to bf16, through shared memory to the second one, which computes the outputs at the
 // same time. A thread of the third one loads chunks by bulk copies, some chunks ahead. Chunks are
 // handed over by mbarriers: full (loaded), empty (all reads are done), and two for each of S^T and
-// U^T: stored, and read.
+// E^T: stored, and read.
 //
 // Shared memory in KiB, K = 128:
-//   | 3 x (k [C, K] 16 | q [C, K] 16 | T [C, C] 8 | A [C, C] 8 | v [C, 64] 8 | P, Q 0.5 | chunk)
-//   | S^T [64, K] 16 | U^T [64, C] 8 | barriers
+//   | 3 x (k [C, K] 16 | q [C, K] 16 | Q T [C, C] 8 | A T [C, C] 8 | v [C, 64] 8 | P 0.25 | chunk)
+//   | S^T [64, K] 16 | E^T [64, C] 8 | barriers
 #pragma once
 
 #include "kernels/delta_rule/cuda/scan_block.cuh"
@@ -36,7 +36,7 @@ struct TokenScanConfig {
   static constexpr int kStages = kK > 128 ? 2 : 3;
   static constexpr int kPart = kK < 128 ? kK : 128, kParts = kK / kPart;  // as RingConfig
   static constexpr int kRowElements = kChunk * kK, kSquareElements = tiles::kPieceElements;
-  static constexpr int kDecayBytes = 2 * kChunk * static_cast<int>(sizeof(float));
+  static constexpr int kDecayBytes = kChunk * static_cast<int>(sizeof(float));
   static constexpr int kCopiedBytes = 2 * (2 * kRowElements + 3 * kSquareElements) + kDecayBytes;
   static constexpr int kSmemBytes =
       kStages * (kCopiedBytes + static_cast<int>(sizeof(ChunkEntry) + 2 * sizeof(uint64_t))) +
@@ -47,18 +47,18 @@ struct TokenScanConfig {
 // One chunk of the ring. The matrices are in pieces of 64 columns.
 struct TokenStage {
   bf16 *k, *q;                      // [64, K]
-  bf16 *operand, *scores, *values;  // T, A, v: [64, 64]
-  float *entry, *exit;              // P, Q: [64]
+  bf16 *operand, *scores, *values;  // diag(Q) T, A T, v: [64, 64]
+  float* entry;                     // P [64]
   ChunkEntry* chunk;
 };
 template <typename Config>
 struct TokenScanShared {
   bf16 *k, *q, *operand, *scores, *values;  // [kStages]
-  float* decays;                            // [kStages][2][64]
+  float* entry;                             // [kStages][64]
   ChunkEntry* chunks;                       // [kStages]
-  bf16 *state, *u;                          // S^T [64, K], U^T [64, 64], rounded
+  bf16 *state, *errors;                     // S^T [64, K], E^T [64, 64], rounded
   uint64_t *full, *empty;                   // [kStages]
-  uint64_t *state_stored, *state_read, *u_stored, *u_read;
+  uint64_t *state_stored, *state_read, *errors_stored, *errors_read;
 
   HL_DEVICE explicit TokenScanShared(unsigned char* raw) {
     constexpr int kStages = Config::kStages, kSquare = Config::kSquareElements;
@@ -69,26 +69,24 @@ struct TokenScanShared {
     scores = carver.Take<bf16, 1024>(kStages * kSquare);
     values = carver.Take<bf16, 1024>(kStages * kSquare);
     state = carver.Take<bf16, 1024>(Config::kRowElements);
-    u = carver.Take<bf16, 1024>(kSquare);
-    decays = carver.Take<float>(kStages * 2 * kChunk);
+    errors = carver.Take<bf16, 1024>(kSquare);
+    entry = carver.Take<float>(kStages * kChunk);
     full = carver.Take<uint64_t>(2 * kStages + 4);
     chunks = carver.Take<ChunkEntry>(kStages);
     empty = full + kStages;
     state_stored = empty + kStages;
     state_read = state_stored + 1;
-    u_stored = state_stored + 2;
-    u_read = state_stored + 3;
+    errors_stored = state_stored + 2;
+    errors_read = state_stored + 3;
   }
   HL_DEVICE TokenStage Stage(int stage) const {
     constexpr int kRows = Config::kRowElements, kSquare = Config::kSquareElements;
-    float* const entry = decays + stage * 2 * kChunk;
     return {k + stage * kRows,
             q + stage * kRows,
             operand + stage * kSquare,
             scores + stage * kSquare,
             values + stage * kSquare,
-            entry,
-            entry + kChunk,
+            entry + stage * kChunk,
             chunks + stage};
   }
 };
@@ -138,7 +136,7 @@ HL_DEVICE void LoadTokenChunks(const TokenScanShared<Config>& smem, const ScanPa
     tiles::LoadPieces(to.k, kK, kPiece, maps.k.map, full, key, tiles::MapRow(maps.k, chunk));
     TmaLoad2d(to.values, &maps.v.map, full, value, tiles::MapRow(maps.v, chunk));
     TmaLoad2d(to.operand, &maps.operand, full, 0, row);
-    BulkLoad(to.entry, params.workspace.row_decays + index * 2 * kChunk, Config::kDecayBytes, full);
+    BulkLoad(to.entry, params.workspace.entry + index * kChunk, Config::kDecayBytes, full);
     tiles::LoadPieces(to.q, kK, kPiece, maps.q.map, full, query, tiles::MapRow(maps.q, chunk));
     TmaLoad2d(to.scores, &maps.scores, full, 0, row);
   }
@@ -174,7 +172,7 @@ HL_DEVICE void SubtractScaledColumns(float (&read)[kChunk / 8][4],
   SubtractFromValues(read, values);
 }
 
-// One chunk of the warps that hold the state: U, and the state after the chunk.
+// One chunk of the warps that hold the state: E, and the state after the chunk.
 template <typename Config>
 HL_DEVICE void AdvanceTokenState(float (&state)[Config::kK / 8][4],
                                  const TokenScanShared<Config>& smem, const TokenStage& from,
@@ -223,21 +221,33 @@ HL_DEVICE void AdvanceTokenState(float (&state)[Config::kK / 8][4],
   WgmmaWait<0>();
   tiles::FenceTiles(u);
   KeepRegisters(values);
-  PackTiles(values, u);
-  tiles::ScaleAccumulatorColumns(u, from.exit);
   PackTiles(written, u);
   FenceOperands(written);
   tiles::FenceTiles(state);
   WgmmaFence();
   tiles::IssueTimes(state, written, from.k);
   WgmmaCommit();
-  if (i > 0) MbarrierWait(smem.u_read, before);
-  StoreOperand(values, smem.u);
+  if (i > 0) MbarrierWait(smem.errors_read, before);
+  StoreOperand(values, smem.errors);
   FenceProxyAsync();
-  ArriveByWarp(smem.u_stored);
+  ArriveByWarp(smem.errors_stored);
   WgmmaWait<0>();
   tiles::FenceTiles(state);
   KeepRegisters(written);
+}
+
+// Stores the warp's columns of a state [K, V] of fp32, all of which exist.
+template <int kTiles>
+HL_DEVICE void StoreWholeState(const float (&state)[kTiles][4], float* data, int width,
+                               const ScanBlock& block) {
+  const int lane = tiles::FreshLaneId();
+  float* row = data + lane % 4 * 2 * width + block.column + WarpId() * 16 + lane / 4;
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) row[i % 2 * width + i / 2 * 8] = state[n][i];
+    row += 8 * width;
+  }
 }
 
 template <typename Config>
@@ -259,13 +269,13 @@ HL_DEVICE void ScanTokenStates(const TokenScanShared<Config>& smem, const ScanPa
     const TokenStage from = WaitForTokenChunk(smem, i);
     ClearRarely(state, (from.chunk->flags & kChunkResets) != 0);
     if (params.checkpoints != nullptr && i % kDeltaCheckpointEvery == 0)
-      tiles::StoreState<true>(state, CheckpointAt(params, block, n), OwnColumns(params, block));
+      StoreWholeState(state, CheckpointAt(params, block, n), params.args.head_dim_v, block);
     AdvanceTokenState(state, smem, from, i);
     ArriveByWarp(smem.empty + i % Config::kStages);
   }
   if (params.final_state != nullptr)
-    tiles::StoreState<true>(state, params.final_state + StateIndex(params, block),
-                            OwnColumns(params, block));
+    StoreWholeState(state, params.final_state + StateIndex(params, block), params.args.head_dim_v,
+                    block);
 }
 
 // d += x y^T for 64 columns of x and y.
@@ -320,13 +330,13 @@ HL_DEVICE void ComputeTokenOutputs(const TokenScanShared<Config>& smem, const Sc
     tiles::ScaleAccumulatorRows(out, from.entry + WarpId() % 4 * 16);
     tiles::Scale(out, scale);
     tiles::FenceTiles(out);
-    MbarrierWait(smem.u_stored, phase);
+    MbarrierWait(smem.errors_stored, phase);
     WgmmaFence();
-    IssuePiece(out, from.scores, smem.u);
+    IssuePiece(out, from.scores, smem.errors);
     WgmmaCommit();
     WgmmaWait<0>();
     tiles::FenceTiles(out);
-    ArriveByWarp(smem.u_read);
+    ArriveByWarp(smem.errors_read);
     ArriveByWarp(smem.empty + i % Config::kStages);
     StoreOutputRows(out, tiles::RowsOf(args.out, chunk, block.head, block.column, args.head_dim_v),
                     chunk.length);
@@ -373,7 +383,7 @@ void LaunchTokenScanAs(const ScanParams& params, cudaStream_t stream) {
       rows(args.q, args.num_heads, args.head_dim_k, "q"),
       rows(args.k, args.num_heads, args.head_dim_k, "k"),
       rows(args.v, args.num_value_heads, args.head_dim_v, "v"),
-      tiles::MapOfTiles(params.workspace.operand, chunks, kChunk, kChunk, "T of chunks"),
+      tiles::MapOfTiles(params.workspace.operand, chunks, kChunk, kChunk, "Q T of chunks"),
       tiles::MapOfTiles(params.workspace.scores, chunks, kChunk, kChunk, "scores of chunks")};
   constexpr const char* kName = "delta rule, scan with decays per token";
   Launch({dim3(GridBlocks(int64_t{1} * args.num_sequences * args.num_value_heads * slices, kName)),

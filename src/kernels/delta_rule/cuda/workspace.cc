@@ -32,7 +32,7 @@ Workspace Divide(const DeltaRuleArgs& args, Purpose purpose, Divider& divider) {
   if (purpose == Purpose::kForward && CanScanTokensByWgmma(args)) {
     workspace.operand = divider.Take(chunks * kChunk * kChunk * size);
     workspace.scores = divider.Take(chunks * kChunk * kChunk * size);
-    workspace.row_decays = static_cast<float*>(divider.Take(chunks * 2 * kChunk * sizeof(float)));
+    workspace.entry = static_cast<float*>(divider.Take(chunks * kChunk * sizeof(float)));
     return workspace;
   }
   workspace.w = divider.Take(chunks * kChunk * keys * size);
@@ -46,7 +46,7 @@ Workspace Divide(const DeltaRuleArgs& args, Purpose purpose, Divider& divider) {
   if (purpose == Purpose::kBackward || !CanUseWgmma(args))
     workspace.states = divider.Take(chunks * keys * values * size);
   if (purpose == Purpose::kBackward)
-    workspace.inverse = static_cast<float*>(divider.Take(chunks * kChunk * kChunk * sizeof(float)));
+    workspace.inverse = divider.Take(chunks * kChunk * kChunk * size);
   return workspace;
 }
 

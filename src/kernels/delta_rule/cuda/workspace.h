@@ -23,8 +23,8 @@
 // (warpgroup_scan.cuh). Unless decays are per channel, it then needs less of `prepare`
 // (token_scan.cuh):
 //
-//   prepare   k, q, log_decay, beta -> operand, row_decays, scores
-//   scan      q, k, v, operand, row_decays, scores -> out, final state, checkpoints
+//   prepare   k, q, log_decay, beta -> operand, entry, scores
+//   scan      q, k, v, operand, entry, scores -> out, final state, checkpoints
 #pragma once
 
 #include <cstddef>
@@ -55,13 +55,13 @@ HL_EVERYWHERE constexpr int PaddedValues(int head_dim_v) {
 // and value head: element (n, head, ...). "T" is the type of q (bf16 or fp32), K' and V' are the
 // padded widths. Padding and rows past a chunk's end are written, as zeros unless noted.
 struct Workspace {
-  // [N, HV, 64, 64] fp32: X. Unit lower triangular; zero above the diagonal; rows and columns past
-  // the chunk's end are those of the identity. Null: not wanted (only a backward reads it).
-  float* inverse = nullptr;
-  // Only with CanScanTokensByWgmma, in place of the next five: X diag(beta) [N, HV, 64, 64] T, and
-  // P and Q of the rows [N, HV, 2, 64] fp32.
+  // [N, HV, 64, 64] T: X. Unit lower triangular; zero above the diagonal; rows and columns past the
+  // chunk's end are those of the identity. Null: not wanted (only a backward reads it).
+  void* inverse = nullptr;
+  // Only with CanScanTokensByWgmma, in place of the next five: diag(Q) X diag(beta) [N, HV, 64, 64]
+  // T, and P [N, HV, 64] fp32. `scores` is then A X diag(beta).
   void* operand = nullptr;
-  float* row_decays = nullptr;
+  float* entry = nullptr;
   void* w = nullptr;       // [N, HV, 64, K'] T
   void* u = nullptr;       // [N, HV, 64, V'] T: U~ after `prepare`, U after `scan`
   void* k_exit = nullptr;  // [N, HV, 64, K'] T: k Q
@@ -86,7 +86,7 @@ bool CanScanTokensByWgmma(const DeltaRuleArgs& args);
 // Which arrays a pass needs.
 enum class Purpose : uint8_t {
   // all but `inverse`, and `states` only without CanUseWgmma; with CanScanTokensByWgmma `operand`,
-  // `row_decays` and `scores` instead
+  // `entry` and `scores` instead
   kForward,
   kBackward,   // all
   kSummarise,  // w, u, k_exit, through

@@ -156,6 +156,18 @@ TEST(DeltaRuleCudaBackward, WarpgroupsEqualTheOracle) {
   ExpectOracle({.B = 1, .T = 4160, .H = 1, .K = 128, .V = 64, .bf16 = true}, 69);
 }
 
+// With this V, the adjoint scan is the same on both kinds of GPU, and only the loads of the
+// gradients differ: three tiles of columns go through two buffers.
+TEST(DeltaRuleCudaBackward, PrefetchedLoadsDoNotChangeTheBits) {
+  for (const DeltaDecay decay : kDecays)
+    for (const int K : {64, 100, 256}) {
+      const Problem problem = MakeProblem(
+          {.B = 1, .T = 70, .H = 1, .per_head = 2, .K = K, .V = 136, .decay = decay, .bf16 = true},
+          77);
+      ExpectSameBits(problem, RunParts(ByWarpgroups(problem)), RunParts(problem));
+    }
+}
+
 // TMA loads dout past the end of a short chunk, where another document starts.
 TEST(DeltaRuleCudaBackward, WarpgroupsKeepANanInItsDocument) {
   constexpr int kT = 200, kStart = 100;

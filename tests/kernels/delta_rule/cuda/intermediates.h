@@ -124,7 +124,7 @@ class Intermediates {
       for (int r = s; r < kC; ++r) {
         inverse(r, s) = r == s;
         for (int m = s; m < r && r < C; ++m) inverse(r, s) -= lower(r, m) * inverse(m, s);
-        inverse_[(slot * kC + r) * kC + s] = static_cast<float>(inverse(r, s));
+        Put(inverse_[(slot * kC + r) * kC + s], inverse(r, s));
       }
     for (int r = 0; r < C; ++r)
       for (int s = 0; s <= r; ++s) {
@@ -160,8 +160,8 @@ class Intermediates {
   const DeltaRuleArgs& args_;
   const DeltaReferenceProblem& data_;
   int keys_, values_;
-  std::vector<float> inverse_, through_;
-  std::vector<S> w_, u_, k_exit_, q_entry_, scores_, states_;
+  std::vector<float> through_;
+  std::vector<S> inverse_, w_, u_, k_exit_, q_entry_, scores_, states_;
 };
 
 }  // namespace halflife::kernels::test::delta
