@@ -127,10 +127,10 @@ std::string PlanSummary(const RunConfig& config, const model::LanguageModel& mod
 
 std::string PrecisionWarning(const RunConfig& config, bool on_gpu) {
   if (!on_gpu || config.train.precision != "fp32") return "";
-  return "precision: in fp32 on a GPU, decay attention computes a product as three of bf16, and "
-         "with a normaliser, as polynomial attention, uses the recurrent (per-token) kernel. "
-         "Softmax attention uses LibTorch, and matrix products are slower. Use "
-         "train.precision=bf16, unless the run must be in fp32.";
+  return "precision: in fp32 on a GPU, decay attention computes a product as three of bf16, "
+         "polynomial attention uses the recurrent (per-token) kernel, softmax attention uses "
+         "LibTorch, and matrix products are slower. Use train.precision=bf16, unless the run must "
+         "be in fp32.";
 }
 
 void RequireRows(const RunConfig& config, const model::LanguageModel& model,

@@ -123,11 +123,10 @@ void ExpectTensorCores(kernels::DecayAttentionArgs args) {
   }
 }
 
-// Expects that the same heads in fp32, not normalised, also use tensor cores.
+// Expects that the same heads in fp32 also use tensor cores.
 void ExpectTensorCoresInFp32(kernels::DecayAttentionArgs args) {
   float decay = 0;
   args.log_decay.data = &decay;
-  args.norm_kind = kernels::NormKind::kNone;
   for (kernels::TensorView* view : {&args.q, &args.k, &args.v, &args.out})
     view->dtype = DType::kF32;
   for (const Device& device : kDevices) {

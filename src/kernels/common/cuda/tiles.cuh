@@ -123,12 +123,17 @@ HL_DEVICE void SplitPair(uint32_t& hi, uint32_t& lo, float x, float y) {
   hi = PackBf16(x, y);
   lo = PackBf16(x - UnpackLo(hi), y - UnpackHi(hi));
 }
-// Stores an element, or two adjacent ones, of a tile whose terms are `distance` elements apart.
+// Stores or loads one, or stores two adjacent elements of a tile whose terms are `distance` apart.
 template <int kTerms>
 HL_DEVICE void StoreTerms(bf16* element, int distance, float x) {
   const bf16 hi = ToBf16(x);
   *element = hi;
   if constexpr (kTerms == 2) element[distance] = ToBf16(x - ToFloat(hi));
+}
+template <int kTerms>
+HL_DEVICE float LoadElement(const bf16* element, int distance) {
+  const float hi = ToFloat(*element);
+  return kTerms == 2 ? hi + ToFloat(element[distance]) : hi;
 }
 template <int kTerms>
 HL_DEVICE void StorePair(bf16* element, int distance, float x, float y) {

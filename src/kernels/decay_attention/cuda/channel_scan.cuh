@@ -15,11 +15,10 @@
 
 namespace halflife::kernels::decay {
 
-template <int kK_, int kV_, bool kNormalised_, int kTerms_ = 1>
+template <int kK_, int kV_, bool kNormalised_, int kTerms_>
 struct ChannelConfig {
   static constexpr int kK = kK_, kV = kV_, kTerms = kTerms_;
   static constexpr bool kNormalised = kNormalised_;
-  static_assert(kTerms == 1 || !kNormalised, "sums of keys are sums of bf16");
   using T = typename Unsplit<kTerms>::Type;  // of v
   static constexpr int kWarps = kV / 16, kThreads = 32 * kWarps;
   static_assert(kThreads >= kK, "a channel has a thread");
@@ -68,7 +67,8 @@ HL_DEVICE void AdvanceKeySum(float* before, float& key_sum, const bf16* k,
   if (c >= Config::kK) return;
   float keys = 0;
 #pragma unroll
-  for (int r = kTile - 1; r >= 0; --r) keys += ToFloat(k[TileOffset<Config::kK>(r, c)]);
+  for (int r = kTile - 1; r >= 0; --r)
+    keys += LoadElement<Config::kTerms>(k + TileOffset<Config::kK>(r, c), kTile * Config::kK);
   before[c] = key_sum;
   key_sum = fmaf(transition[c], key_sum, keys);
 }
@@ -82,9 +82,10 @@ HL_DEVICE void SumTileQueries(float* sums, const bf16* q, const float* key_sums)
   float sum = 0;
 #pragma unroll
   for (int c = 2 * group; c < kK; c += 2 * kGroups) {
-    const uint32_t queries = *reinterpret_cast<const uint32_t*>(q + TileOffset<kK>(r, c));
+    const bf16* const pair = q + TileOffset<kK>(r, c);
     const float2 keys = *reinterpret_cast<const float2*>(key_sums + c);
-    sum = fmaf(UnpackHi(queries), keys.y, fmaf(UnpackLo(queries), keys.x, sum));
+    sum = fmaf(LoadElement<Config::kTerms>(pair + 1, kTile * kK), keys.y,
+               fmaf(LoadElement<Config::kTerms>(pair, kTile * kK), keys.x, sum));
   }
 #pragma unroll
   for (int offset = 1; offset < kGroups; offset *= 2)
@@ -133,7 +134,8 @@ HL_DEVICE void DivideTile(float (&out)[2][4], const bf16* tile_scores, const flo
   const int lane = FreshLaneId();
   const int r = lane / 2;
   float scores[8], sum = 0;
-  UnpackUnit(scores, *reinterpret_cast<const uint4*>(tile_scores + r * kScorePitch + lane % 2 * 8));
+  LoadUnit<Config::kTerms>(scores, tile_scores + r * kScorePitch + lane % 2 * 8,
+                           kTile * kScorePitch);
 #pragma unroll
   for (int s = 0; s < 8; ++s) sum += scores[s];
   sum += __shfl_xor_sync(kFullWarp, sum, 1);
@@ -271,13 +273,11 @@ void LaunchChannelScanAs(const ChunkScanParams& params, cudaStream_t stream) {
 }
 template <int kK, int kV, int kTerms>
 void LaunchChannelScan(const ChunkScanParams& params, cudaStream_t stream) {
-  if constexpr (kTerms == 1) {
-    if (params.key_sums.wanted) {
-      LaunchChannelScanAs<ChannelConfig<kK, kV, true>>(params, stream);
-      return;
-    }
+  if (params.key_sums.wanted) {
+    LaunchChannelScanAs<ChannelConfig<kK, kV, true, kTerms>>(params, stream);
+  } else {
+    LaunchChannelScanAs<ChannelConfig<kK, kV, false, kTerms>>(params, stream);
   }
-  LaunchChannelScanAs<ChannelConfig<kK, kV, false, kTerms>>(params, stream);
 }
 
 }  // namespace halflife::kernels::decay

@@ -16,12 +16,11 @@
 
 namespace halflife::kernels::decay {
 
-template <int kK_, int kV_, bool kNormalised_, int kTerms_ = 1>
+template <int kK_, int kV_, bool kNormalised_, int kTerms_>
 struct ChunkScanConfig {
   static constexpr int kK = kK_, kV = kV_, kTerms = kTerms_;
   static constexpr bool kNormalised = kNormalised_;
   static constexpr int kStages = kTerms == 1 ? 2 : 1;  // 1: loads do not overlap
-  static_assert(kTerms == 1 || !kNormalised, "sums of keys are sums of bf16");
   static constexpr int kWarps = kV / 16, kThreads = 32 * kWarps;
   // Registers allow no more blocks: the state takes kK / 2 per thread.
   static constexpr int kMinBlocksPerSm = ScanBlocksPerSm(kK, kV, kTerms);
@@ -86,7 +85,7 @@ HL_DEVICE void ScoreTile(bf16* scores, [[maybe_unused]] float (&sums)[2], const 
       StorePair<Config::kTerms>(scores + TileOffset<kChunk>(r, s), kChunk * kChunk, x, y);
       if constexpr (Config::kNormalised) {
         const uint32_t pair = PackBf16(x, y);
-        sums[half] += UnpackLo(pair) + UnpackHi(pair);
+        sums[half] += Config::kTerms == 1 ? UnpackLo(pair) + UnpackHi(pair) : x + y;
       }
     }
   }
@@ -322,13 +321,11 @@ void LaunchChunkScanAs(const ChunkScanParams& params, cudaStream_t stream) {
 }
 template <int kK, int kV, int kTerms>
 void LaunchChunkScan(const ChunkScanParams& params, cudaStream_t stream) {
-  if constexpr (kTerms == 1) {
-    if (params.key_sums.wanted) {
-      LaunchChunkScanAs<ChunkScanConfig<kK, kV, true>>(params, stream);
-      return;
-    }
+  if (params.key_sums.wanted) {
+    LaunchChunkScanAs<ChunkScanConfig<kK, kV, true, kTerms>>(params, stream);
+  } else {
+    LaunchChunkScanAs<ChunkScanConfig<kK, kV, false, kTerms>>(params, stream);
   }
-  LaunchChunkScanAs<ChunkScanConfig<kK, kV, false, kTerms>>(params, stream);
 }
 
 }  // namespace halflife::kernels::decay

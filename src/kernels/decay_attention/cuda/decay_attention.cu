@@ -168,7 +168,8 @@ void ScanSummary(const DecaySegmentArgs& args, const DecayAttentionPlan& plan,
   scan.operands = At<char>(forward.workspace, layout.operands);
   Summarise(scan, layout.segments, nullptr, args.state, log_transition, stream);
   if (!IsNormalised(forward)) return;
-  decay::LaunchStoreOne(At<bf16>(forward.workspace, layout.normaliser.one), stream);
+  decay::LaunchStoreOne(At<char>(forward.workspace, layout.normaliser.one), forward.v.dtype,
+                        stream);
   Scan ones = MakeNormaliserScan(forward, plan, direction, layout.normaliser);
   ones.operands = scan.operands;
   Summarise(ones, layout.segments, nullptr, args.norm, nullptr, stream);

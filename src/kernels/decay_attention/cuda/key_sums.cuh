@@ -13,12 +13,18 @@
 
 namespace halflife::kernels::decay {
 
-HL_DEVICE void UnpackUnit(float (&x)[8], const uint4& unit) {
-  const uint32_t pairs[4] = {unit.x, unit.y, unit.z, unit.w};
+// Loads 8 elements of a tile whose terms are `distance` elements apart.
+template <int kTerms>
+HL_DEVICE void LoadUnit(float (&x)[8], const bf16* unit, int distance) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    x[2 * i] = UnpackLo(pairs[i]);
-    x[2 * i + 1] = UnpackHi(pairs[i]);
+  for (int term = 0; term < kTerms; ++term) {
+    const uint4 packed = *reinterpret_cast<const uint4*>(unit + term * distance);
+    const uint32_t pairs[4] = {packed.x, packed.y, packed.z, packed.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      x[2 * i] = term == 0 ? UnpackLo(pairs[i]) : x[2 * i] + UnpackLo(pairs[i]);
+      x[2 * i + 1] = term == 0 ? UnpackHi(pairs[i]) : x[2 * i + 1] + UnpackHi(pairs[i]);
+    }
   }
 }
 
@@ -98,7 +104,7 @@ HL_DEVICE void SumQueries(const KeySumsShared<Config>& sums, const bf16* q,
   for (int i = 0; i < kUnits; ++i) {
     const int c = (part * kUnits + i) * 8;
     float queries[8];
-    UnpackUnit(queries, *reinterpret_cast<const uint4*>(q + TileOffset<Config::kK>(row, c)));
+    LoadUnit<Config::kTerms>(queries, q + TileOffset<Config::kK>(row, c), kChunk * Config::kK);
 #pragma unroll
     for (int j = 0; j < 8; ++j) sum = fmaf(queries[j], sums.state[c + j], sum);
   }
@@ -155,7 +161,7 @@ HL_DEVICE void AdvanceKeySums(const KeySumsShared<Config>& sums, const bf16* k,
 #pragma unroll 1
   for (int row = lane % kLanes; row < kChunk; row += kLanes) {
     float keys[8];
-    UnpackUnit(keys, *reinterpret_cast<const uint4*>(k + TileOffset<Config::kK>(row, first)));
+    LoadUnit<Config::kTerms>(keys, k + TileOffset<Config::kK>(row, first), kChunk * Config::kK);
     const float factor = tables.outgoing_scaled[row];
 #pragma unroll
     for (int j = 0; j < 8; ++j) x[j] = fmaf(factor, keys[j], x[j]);

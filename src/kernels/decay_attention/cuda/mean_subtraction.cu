@@ -12,6 +12,7 @@ constexpr int kThreads = 128;
 
 HL_DEVICE float FiniteOrZero(float x) { return fabsf(x) <= 3.402823466e38f ? x : 0.0f; }
 
+template <typename T>
 __global__ void __launch_bounds__(32 * kRowWarps) SumTokensKernel(const SubtractMeanParams params) {
   const DecayAttentionArgs& args = params.args;
   const int64_t item = WarpRow();  // index into [num_pieces, B, Hv]
@@ -21,8 +22,8 @@ __global__ void __launch_bounds__(32 * kRowWarps) SumTokensKernel(const Subtract
   const int end = min(first + kMeanTokens, args.seq_len);
   const int batch = static_cast<int>(item % of_piece / args.num_v_heads);
   const int head = static_cast<int>(item % args.num_v_heads);
-  const bf16* const v =
-      static_cast<const bf16*>(args.v.data) + batch * args.v.stride_b + head * args.v.stride_h;
+  const T* const v =
+      static_cast<const T*>(args.v.data) + batch * args.v.stride_b + head * args.v.stride_h;
   for (int c = LaneId(); c < args.head_dim_v; c += 32) {
     float sum = 0;
 #pragma unroll 8
@@ -42,17 +43,19 @@ __global__ void __launch_bounds__(kThreads) MeanKernel(const SubtractMeanParams 
   params.mean[item] = FiniteOrZero(sum / static_cast<float>(args.seq_len));
 }
 
+template <typename T>
 __global__ void __launch_bounds__(32 * kRowWarps)
     SubtractMeanKernel(const SubtractMeanParams params) {
   const DecayAttentionArgs& args = params.args;
   const int64_t row = WarpRow();
   if (row >= int64_t{1} * args.batch * args.seq_len * args.num_v_heads) return;
   const TokenHead at(row, args.seq_len, args.num_v_heads);
-  const bf16* const v = at.In(args.v);
+  const T* const v = at.In<T>(args.v);
+  T* const centred = static_cast<T*>(params.centred) + row * args.head_dim_v;
   const float* const mean =
       params.mean + (int64_t{1} * at.batch * args.num_v_heads + at.head) * args.head_dim_v;
   for (int c = LaneId(); c < args.head_dim_v; c += 32)
-    params.centred[row * args.head_dim_v + c] = ToBf16(ToFloat(v[c]) - mean[c]);
+    StoreRounded(centred + c, ToFloat(v[c]) - mean[c]);
 }
 
 __global__ void __launch_bounds__(32 * kRowWarps) ShiftNormsKernel(const ShiftNormsParams params) {
@@ -79,14 +82,14 @@ void LaunchSubtractMean(const SubtractMeanParams& params, cudaStream_t stream) {
   const DecayAttentionArgs& args = params.args;
   const int64_t heads = int64_t{1} * args.batch * args.num_v_heads;
   if (heads == 0 || args.seq_len == 0) return;
-  Launch(ShapeForRows(heads * params.num_pieces, "decay attention sums of values"), stream,
-         SumTokensKernel, params);
+  LaunchForRows(heads * params.num_pieces, "decay attention sums of values", stream, params,
+                SumTokensKernel<bf16>, SumTokensKernel<float>);
   const int64_t means = heads * args.head_dim_v;
   Launch({GridBlocks((means + kThreads - 1) / kThreads, "decay attention means of values"),
           kThreads, 0, "decay attention means of values"},
          stream, MeanKernel, params);
-  Launch(ShapeForRows(heads * args.seq_len, "decay attention centred values"), stream,
-         SubtractMeanKernel, params);
+  LaunchForRows(heads * args.seq_len, "decay attention centred values", stream, params,
+                SubtractMeanKernel<bf16>, SubtractMeanKernel<float>);
 }
 void LaunchShiftNorms(const ShiftNormsParams& params, cudaStream_t stream) {
   const DecayAttentionArgs& args = params.args;

@@ -20,7 +20,7 @@
 //   R = dL/dS does not change; dL/dz for fixed S' is r' = r + R m
 //
 // If m is the mean, no large terms are left to cancel, however large the mean is. v' has the
-// accuracy of a bf16 of its own size. The forward must not use later tokens, so it keeps v
+// accuracy of an operand of its own size. The forward must not use later tokens, so it keeps v
 // unchanged. To make S - z m^T accurate to 16 bits, it stores each element of its checkpoints as
 // the sum of two bf16.
 #pragma once
@@ -38,7 +38,7 @@ struct SubtractMeanParams {
   int num_pieces;  // NumMeanPieces(args)
   float* sums;     // [num_pieces, B, Hv, V]: scratch
   float* mean;    // [B, Hv, V]; non-finite values count as 0, so that they do not affect other rows
-  bf16* centred;  // [B, T, Hv, V]: v - mean
+  void* centred;  // [B, T, Hv, V]: v - mean, in the type of v
 };
 void LaunchSubtractMean(const SubtractMeanParams& params, cudaStream_t stream);
 

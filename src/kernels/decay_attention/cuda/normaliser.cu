@@ -16,10 +16,12 @@ HL_EVERYWHERE int64_t NumRows(const DecayAttentionArgs& args) {
   return int64_t{1} * args.batch * args.seq_len * args.num_heads;
 }
 
-__global__ void __launch_bounds__(32) OneKernel(bf16* one) {
-  if (threadIdx.x == 0) *one = ToBf16(1.0f);
+template <typename T>
+__global__ void __launch_bounds__(32) OneKernel(T* one) {
+  if (threadIdx.x == 0) StoreRounded(one, 1.0f);
 }
 
+template <typename T>
 __global__ void __launch_bounds__(32 * kRowWarps) NormaliseKernel(const NormaliseParams params) {
   const DecayAttentionArgs& args = params.args;
   const int64_t row = WarpRow(), rows = NumRows(args);
@@ -28,24 +30,25 @@ __global__ void __launch_bounds__(32 * kRowWarps) NormaliseKernel(const Normalis
   float denom = 0;
   for (int i = 0; i < params.num_slices; ++i) denom += params.sums[i * rows + row];
   denom += static_cast<float>(args.norm_eps);
-  bf16* const out = at.In(args.out);
+  T* const out = at.In<T>(args.out);
   for (int c = LaneId(); c < args.head_dim_v; c += 32) {
     float sum = 0;
     for (int i = 0; i < params.num_slices; ++i)
       sum += params.numerators[(i * rows + row) * args.head_dim_v + c];
-    out[c] = ToBf16(sum / denom);
+    StoreRounded(out + c, sum / denom);
   }
   if (LaneId() == 0 && args.norm_denom != nullptr)
     static_cast<float*>(args.norm_denom)[row] = denom;
 }
 
+template <typename T>
 __global__ void __launch_bounds__(32 * kRowWarps)
     NormaliserFactorKernel(const NormaliserFactorParams params) {
   const DecayAttentionArgs& args = params.args;
   const int64_t row = WarpRow(), rows = NumRows(args);
   if (row >= rows) return;
   const TokenHead at(row, args.seq_len, args.num_heads);
-  const bf16* const q = at.In(args.q, SharedHead(at.head, args.num_q_heads, args.num_heads));
+  const T* const q = at.In<T>(args.q, SharedHead(at.head, args.num_q_heads, args.num_heads));
   float of_queries = 0, of_mean = 0;
   for (int c = LaneId(); c < args.head_dim_k; c += 32) {
     float dq = 0;
@@ -53,7 +56,7 @@ __global__ void __launch_bounds__(32 * kRowWarps)
       dq += params.dq[(i * rows + row) * args.head_dim_k + c];
     of_queries = fmaf(ToFloat(q[c]), dq, of_queries);
   }
-  const bf16* const dout = at.In(params.dout);
+  const T* const dout = at.In<T>(params.dout);
   const int v_head = SharedHead(at.head, args.num_v_heads, args.num_heads);
   const float* const mean =
       params.mean + (int64_t{1} * at.batch * args.num_v_heads + v_head) * args.head_dim_v;
@@ -64,14 +67,15 @@ __global__ void __launch_bounds__(32 * kRowWarps)
   if (LaneId() == 0) params.factor[row] = -sum;
 }
 
+template <typename T>
 __global__ void __launch_bounds__(32 * kRowWarps)
     OutputFactorKernel(const OutputFactorParams params) {
   const DecayAttentionArgs& args = params.args;
   const int64_t row = WarpRow();
   if (row >= NumRows(args)) return;
   const TokenHead at(row, args.seq_len, args.num_heads);
-  const bf16* const dout = at.In(params.dout);
-  const bf16* const out = at.In(args.out);
+  const T* const dout = at.In<T>(params.dout);
+  const T* const out = at.In<T>(args.out);
   float sum = 0;
   for (int c = LaneId(); c < args.head_dim_v; c += 32)
     sum = fmaf(ToFloat(dout[c]), ToFloat(out[c]), sum);
@@ -83,23 +87,28 @@ bool HasTokens(const DecayAttentionArgs& args) { return args.batch > 0 && args.s
 
 }  // namespace
 
-void LaunchStoreOne(bf16* one, cudaStream_t stream) {
-  Launch({1, 32, 0, "decay attention column of ones"}, stream, OneKernel, one);
+void LaunchStoreOne(void* one, DType dtype, cudaStream_t stream) {
+  const LaunchShape shape = {1, 32, 0, "decay attention column of ones"};
+  if (dtype == DType::kF32) {
+    Launch(shape, stream, OneKernel<float>, static_cast<float*>(one));
+  } else {
+    Launch(shape, stream, OneKernel<bf16>, static_cast<bf16*>(one));
+  }
 }
 void LaunchNormalise(const NormaliseParams& params, cudaStream_t stream) {
   if (!HasTokens(params.args)) return;
-  Launch(ShapeForRows(NumRows(params.args), "decay attention normaliser"), stream, NormaliseKernel,
-         params);
+  LaunchForRows(NumRows(params.args), "decay attention normaliser", stream, params,
+                NormaliseKernel<bf16>, NormaliseKernel<float>);
 }
 void LaunchNormaliserFactor(const NormaliserFactorParams& params, cudaStream_t stream) {
   if (!HasTokens(params.args)) return;
-  Launch(ShapeForRows(NumRows(params.args), "decay attention normaliser's gradient"), stream,
-         NormaliserFactorKernel, params);
+  LaunchForRows(NumRows(params.args), "decay attention normaliser's gradient", stream, params,
+                NormaliserFactorKernel<bf16>, NormaliserFactorKernel<float>);
 }
 void LaunchOutputFactor(const OutputFactorParams& params, cudaStream_t stream) {
   if (!HasTokens(params.args)) return;
-  Launch(ShapeForRows(NumRows(params.args), "decay attention normaliser's gradient, of outputs"),
-         stream, OutputFactorKernel, params);
+  LaunchForRows(NumRows(params.args), "decay attention normaliser's gradient, of outputs", stream,
+                params, OutputFactorKernel<bf16>, OutputFactorKernel<float>);
 }
 
 }  // namespace halflife::kernels::decay
@@ -127,16 +136,19 @@ void NormalisedBackward::Run() const {
 void NormalisedBackward::SubtractMean() const {
   const DecayAttentionArgs own = BatchTileProblem(grads_.forward, batch_tile_);
   decay::LaunchSubtractMean({own, NumMeanPieces(own), Region<float>(value_mean().sums), mean_,
-                             Region<bf16>(value_mean().values)},
+                             Region<char>(value_mean().values)},
                             stream_);
 }
 
 void NormalisedBackward::RunOverValues() const {
   DecayAttentionArgs args = grads_.forward;
   const int heads = args.num_v_heads, V = args.head_dim_v;
-  const int64_t row = int64_t{1} * heads * V;
-  args.v = {ShiftToBatchStart<bf16>(args.workspace, value_mean().values, TokensBefore(heads, V)),
-            row * args.seq_len, row, V, DType::kBF16};
+  const int64_t row = int64_t{1} * heads * V, before = TokensBefore(heads, V);
+  void* const values = args.v.dtype == DType::kF32
+                           ? static_cast<void*>(ShiftToBatchStart<float>(
+                                 args.workspace, value_mean().values, before))
+                           : ShiftToBatchStart<bf16>(args.workspace, value_mean().values, before);
+  args.v = {values, row * args.seq_len, row, V, args.v.dtype};
   Scan scan = MakeReverseScan(args, plan_, batch_tile_);
   if (has_tokens())
     scan.value_mean = {

@@ -13,8 +13,8 @@
 
 namespace halflife::kernels::decay {
 
-// Stores the value 1, which is read with stride 0 as the column of ones.
-void LaunchStoreOne(bf16* one, cudaStream_t stream);
+// Stores the value 1, of the operands' type, which is read with stride 0 as the column of ones.
+void LaunchStoreOne(void* one, DType dtype, cudaStream_t stream);
 
 // args.out = sum of numerators / (sum of sums + eps), summed over slices of K. Also stores the
 // divisor in args.norm_denom, if it is not null.

@@ -16,8 +16,8 @@ constexpr DecayBlock kBlocks[] = {
 };
 
 bool HasScan(const DecayAttentionArgs& args) {
-  const bool is_fp32 = args.q.dtype == DType::kF32 && args.norm_kind == NormKind::kNone;
-  return (args.q.dtype == DType::kBF16 || is_fp32) && args.head_dim_k <= kMaxHeadDimK;
+  const DType dtype = args.q.dtype;
+  return (dtype == DType::kBF16 || dtype == DType::kF32) && args.head_dim_k <= kMaxHeadDimK;
 }
 Route RouteOf(const DecayAttentionArgs& args, const DecayBlock& block) {
   if (!HasScan(args) || block.k == 0) return Route::kSimt;
@@ -204,14 +204,10 @@ ScanCost BackwardCost(const DecayAttentionArgs& args, const DecayAttentionPlan& 
 
 std::string DescribeRoute(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
   const std::string shape = Concat("K ", args.head_dim_k, ", V ", args.head_dim_v, ", ");
-  const bool is_fp32 = args.q.dtype == DType::kF32;
-  if (is_fp32 && args.norm_kind != NormKind::kNone)
-    return Concat(shape,
-                  "token by token, as q is fp32 and the output is normalised; bf16 runs on "
-                  "tensor cores");
-  return Concat(shape, "on tensor cores", is_fp32 ? " in three products of bf16" : "", ": forward ",
-                DescribeBlock(args, plan.forward), plan.forward_warpgroups ? " by warpgroups" : "",
-                "; backward ", DescribeBlock(args, plan.backward),
+  return Concat(shape, "on tensor cores", NumTerms(args) == 2 ? " in three products of bf16" : "",
+                ": forward ", DescribeBlock(args, plan.forward),
+                plan.forward_warpgroups ? " by warpgroups" : "", "; backward ",
+                DescribeBlock(args, plan.backward),
                 plan.backward_warpgroups ? " by warpgroups" : "");
 }
 

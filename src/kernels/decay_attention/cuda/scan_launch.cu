@@ -219,7 +219,7 @@ Scan MakeNormaliserScan(const DecayAttentionArgs& args, const DecayAttentionPlan
   DecayAttentionArgs& ones = scan.args;
   ones.head_dim_v = 1;
   ones.num_v_heads = 1;
-  ones.v = {At<bf16>(args.workspace, layout.one), 0, 0, 0, DType::kBF16};
+  ones.v = {At<char>(args.workspace, layout.one), 0, 0, 0, args.v.dtype};
   ones.initial_state = args.initial_norm;
   ones.final_state = args.final_norm;
   if (args.checkpoints != nullptr)
@@ -305,7 +305,7 @@ decay::KeySums PrepareKeySums(const DecayAttentionArgs& args, const DecayAttenti
   sums.final = static_cast<float*>(ones.args.final_state);
   sums.checkpoints = ones.args.checkpoints;
   if (ones.num_segments > 1) {
-    decay::LaunchStoreOne(At<bf16>(args.workspace, layout.one), stream);
+    decay::LaunchStoreOne(At<char>(args.workspace, layout.one), args.v.dtype, stream);
     sums.initial = SegmentStates(ones, layout.segments, nullptr, ones.args.initial_state, stream);
   } else {
     sums.initial = BatchTileStates(ones, ones.args.initial_state);
@@ -433,7 +433,7 @@ ReverseNormaliserScan MakeReverseNormaliserScan(const DecayAttentionArgs& args,
                                                 const DecayAttentionPlan& plan,
                                                 const NormaliserLayout& layout,
                                                 const BatchTile& batch_tile, cudaStream_t stream) {
-  decay::LaunchStoreOne(At<bf16>(args.workspace, layout.one), stream);
+  decay::LaunchStoreOne(At<char>(args.workspace, layout.one), args.v.dtype, stream);
   ReverseNormaliserScan ones = {
       MakeNormaliserScan(args, plan, BackwardDirection(plan, batch_tile), layout),
       {},

@@ -112,7 +112,7 @@ ValueMeanLayout AddValueMean(const DecayAttentionArgs& args, const BatchTile& ba
   ValueMeanLayout value_mean;
   value_mean.sums = regions.Add(NumMeanPieces(args) * means * sizeof(float));
   value_mean.mean = regions.Add(means * sizeof(float));
-  value_mean.values = regions.Add(args.seq_len * means * kHalf);
+  value_mean.values = regions.Add(args.seq_len * means * SizeOf(args.v.dtype));
   value_mean.dfinal_norm = regions.Add(norms * sizeof(float));
   value_mean.dinitial_state = regions.Add(norms * args.head_dim_v * sizeof(float));
   return value_mean;
@@ -159,7 +159,7 @@ void AddScanBackward(const DecayAttentionArgs& args, const DecayAttentionPlan& p
   layout.dkey_scale =
       regions.Add(args.key_scale.data != nullptr ? partial(args.num_heads, sums.tokens, 1) : 0);
   if (!IsNormalised(args)) return;
-  layout.normaliser.one = regions.Add(kHalf);
+  layout.normaliser.one = regions.Add(SizeOf(args.v.dtype));
   layout.normaliser.sums = regions.Add(slices.keys * rows * sizeof(float));
   layout.normaliser.factor = regions.Add(rows * sizeof(float));
   layout.normaliser.value_mean = AddValueMean(args, batch_tile, regions);
@@ -231,7 +231,7 @@ ForwardLayout MakeForwardLayout(const DecayAttentionArgs& args, const DecayAtten
   if (slices > 1) layout.out = regions.Add(slices * rows * args.head_dim_v * sizeof(float));
   if (IsNormalised(args)) {
     if (slices > 1) layout.normaliser.sums = regions.Add(slices * rows * sizeof(float));
-    if (plan.num_segments > 1) layout.normaliser.one = regions.Add(kHalf);
+    if (plan.num_segments > 1) layout.normaliser.one = regions.Add(SizeOf(args.v.dtype));
     DecayAttentionArgs ones = args;
     ones.head_dim_v = 1;
     layout.normaliser.segments =
@@ -261,7 +261,7 @@ ForwardLayout MakeSummaryLayout(const DecayAttentionArgs& args, const DecayAtten
   if (StatesByWarpgroups(args, plan))
     AddFactors(args, args.num_sequences, layout.segments, regions);
   layout.operands = regions.Add(OperandBytes(args, MakeBatchTile(args, 0, 1), plan.forward));
-  if (IsNormalised(args)) layout.normaliser.one = regions.Add(kHalf);
+  if (IsNormalised(args)) layout.normaliser.one = regions.Add(SizeOf(args.v.dtype));
   layout.bytes = regions.bytes();
   return layout;
 }
@@ -278,7 +278,7 @@ BackwardLayout MakeReverseSummaryLayout(const DecayAttentionArgs& args,
     if (StatesByWarpgroups(args, plan))
       AddFactors(args, args.num_sequences, layout.segments, regions);
     layout.operands = regions.Add(OperandBytes(args, MakeBatchTile(args, 0, 1), plan.backward));
-    layout.normaliser.one = regions.Add(IsNormalised(args) ? kHalf : 0);
+    layout.normaliser.one = regions.Add(IsNormalised(args) ? SizeOf(args.v.dtype) : 0);
     layout.normaliser.factor = regions.Add(factors);
   }
   layout.bytes = regions.bytes();

@@ -25,14 +25,14 @@ struct SegmentLayout {
 struct ValueMeanLayout {
   size_t sums = 0;            // fp32 [NumMeanPieces, B, Hv, V]
   size_t mean = 0;            // fp32 [B, Hv, V]
-  size_t values = 0;          // bf16 [B, T, Hv, V]
+  size_t values = 0;          // [B, T, Hv, V], as v
   size_t dfinal_norm = 0;     // fp32 [sequences, H, K]
   size_t dinitial_state = 0;  // fp32 [sequences, H, K, V]: used if the caller wants none
 };
 // The normaliser's regions. Its sums of keys are the state of a scan with v replaced by a column of
 // ones.
 struct NormaliserLayout {
-  size_t one = 0;  // the column of ones: a single bf16
+  size_t one = 0;  // the column of ones: a single number, as v
   // fp32 [slices of K, B, T, H]: forward with several slices, the sums of keys; backward,
   // dL/d(ones)
   size_t sums = 0;

@@ -52,11 +52,11 @@ inline double NormaliserFactor(const std::string& name) {
 // times as far as those of a result (docs/kernels.md#accuracy-of-the-two-routes).
 inline double Gate(const ProblemShape& shape, const std::string& name) {
   const bool is_decay = name == "dlog_decay" || name == "dlambda" || name == "dkey_scale";
-  if (shape.dtype == DType::kF32) {
-    if (shape.simt || shape.norm) return is_decay ? 4e-6 : 2e-6;
-    return 8e-6 * (name == "dlambda" ? 6 : is_decay ? 2 : 1);
-  }
   const double factor = shape.norm && !shape.simt ? NormaliserFactor(name) : 1;
+  if (shape.dtype == DType::kF32) {
+    if (shape.simt) return is_decay ? 4e-6 : 2e-6;
+    return factor * 8e-6 * (name == "dlambda" ? 6 : is_decay ? 2 : 1);
+  }
   if (is_decay) return factor * 6e-3;
   return factor * (name == "out" || name == "dv" ? 5e-3 : 4e-3);
 }

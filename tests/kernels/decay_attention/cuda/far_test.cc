@@ -57,7 +57,7 @@ TEST(CudaFar, RowsTokenByToken) {
   SKIP_IF_SLOW();
   ProblemShape shape = {.batch = 2, .seq_len = 66, .heads = 2, .dim_k = 20, .dim_v = 33};
   shape.dtype = DType::kF32;
-  shape.norm = shape.key_scale = true;
+  shape.simt = shape.norm = shape.key_scale = true;
   ExpectFarIsDense(shape);
 }
 
@@ -94,7 +94,8 @@ TEST(CudaFar, LateTokens) {
   shape.kind = DecayKind::kPerTokenChannel;
   ExpectLateIsDense(shape, false);
   shape.dtype = DType::kF32;
-  shape.norm = true;
+  ExpectLateIsDense(shape, false);
+  shape.simt = shape.norm = true;
   ExpectLateIsDense(shape, false);
 }
 

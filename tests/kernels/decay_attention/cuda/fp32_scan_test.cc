@@ -71,6 +71,27 @@ TEST(CudaFp32Scan, SegmentsDocumentsAndSharedHeads) {
   }
 }
 
+// The sums of keys, the values minus their mean, and the gradients of both. A checkpoint of S has
+// one of the up to 9 errors of a result (expect.h). It is relative to S, which is 1 + |mean| times
+// as large as the S of values without mean: sqrt(9 + (1 + |mean|)^2) / sqrt(9).
+TEST(CudaFp32Scan, Normaliser) {
+  for (const DecayKind kind : kKinds)
+    for (const int dim_k : {40, 100}) {
+      if (kSlow && (!IsPerToken(kind) || dim_k > 64)) continue;
+      ProblemShape shape = Fp32(kind);
+      shape.dim_k = dim_k;
+      shape.dim_v = 72;
+      shape.norm = shape.key_scale = true;
+      shape.v_mean = dim_k == 40 ? 4 : 0;
+      shape.num_segments = dim_k == 40 ? 1 : 2;
+      SCOPED_TRACE(shape.Name());
+      Problem problem(shape);
+      problem.Forward(/*with_checkpoints=*/true);
+      problem.Backward();
+      ExpectClose(shape, problem.Compare(true), std::hypot(3, 1 + shape.v_mean) / 3);
+    }
+}
+
 // A state over many chunks keeps its accuracy: the sums of chunks are added in fp32.
 TEST(CudaFp32Scan, DecayNearOneOverManyTokens) {
   if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";

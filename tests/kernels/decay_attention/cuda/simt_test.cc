@@ -128,6 +128,7 @@ TEST(CudaSimt, SharedHeadsDocumentsAndSizes) {
   if (kSlow) GTEST_SKIP() << "adds no kernel that other tests do not run";
   ProblemShape shape = {.batch = 2, .seq_len = 70, .heads = 4, .dim_k = 20, .dim_v = 33};
   shape.dtype = DType::kF32;
+  shape.simt = true;
   shape.kind = DecayKind::kPerHeadChannel;
   shape.q_heads = shape.v_heads = 2;
   shape.k_heads = shape.decay_heads = 1;
