@@ -64,6 +64,7 @@ struct SequenceSlice {
   at::Tensor starts;  // [B, T] bool, or undefined
   // The same starts on the host, as flat positions b T + t in ascending order. Empty without
   // boundaries.
+  // A mixer whose launches depend on these returns MixerTraits::replays_documents = false.
   std::vector<int32_t> document_starts;
   // The chunks of linear attention for these boundaries. All layers share them, so that their table
   // is copied to a device once per batch. Null for a contiguous slice: each layer then makes its

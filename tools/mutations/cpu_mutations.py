@@ -525,7 +525,7 @@ MUTATIONS = make_table({
                  "tests/train/step/step_test.cc:*Recomputation*"),
         Mutation("a replay uses the samples of the first batch",
                  "src/train/step/micro_batch_graph.cc",
-                 "batch_->samples.copy_(batch.samples);",
+                 "recording.batch->samples.copy_(batch.samples);",
                  "",
                  "tests/train/step/step_test.cc:*Graphs*"),
         Mutation("the gradient sum starts with the previous step",

@@ -37,7 +37,7 @@ c10::cuda::CUDAStream RecordingStream(c10::DeviceIndex device) {
 
 class CapturedLaunches {
  public:
-  CapturedLaunches(at::Device device, const std::function<void()>& run) {
+  CapturedLaunches(at::Device device, const GraphMemory& memory, const std::function<void()>& run) {
     const c10::cuda::CUDAGuard on_device(device);
     // Waits for all queued work, because the recording must not include it, and returns cached
     // blocks to the device, because the graph's private pool may need the memory.
@@ -45,7 +45,7 @@ class CapturedLaunches {
     c10::cuda::CUDACachingAllocator::emptyCache();
     const c10::cuda::CUDAStreamGuard on_stream(RecordingStream(device.index()));
     // Other threads (checkpoint writers, watchdogs) may call CUDA during the capture.
-    graph_->capture_begin(/*pool=*/{0, 0}, cudaStreamCaptureModeThreadLocal);
+    graph_->capture_begin({memory.id.first, memory.id.second}, cudaStreamCaptureModeThreadLocal);
     try {
       run();
     } catch (...) {
@@ -72,6 +72,8 @@ class CapturedLaunches {
 
 }  // namespace
 
+GraphMemory GraphMemory::New() { return {at::cuda::graph_pool_handle()}; }
+
 // Checked launches synchronize after every kernel, which a capture does not allow.
 bool DeviceGraph::IsOn(at::Device device) {
   return device.is_cuda() && !kernels::LaunchesAreChecked();
@@ -88,10 +90,14 @@ void DeviceGraph::Record(at::Device device, const std::function<void()>& run) {
     c10::cuda::device_synchronize();  // the last replay may still be running
     replay_ = nullptr;
   }
-  replay_ = [launches = std::make_shared<CapturedLaunches>(device, run)] { launches->Replay(); };
+  replay_ = [launches = std::make_shared<CapturedLaunches>(device, memory_, run)] {
+    launches->Replay();
+  };
 }
 
 #else
+
+GraphMemory GraphMemory::New() { return {}; }
 
 bool DeviceGraph::IsOn(at::Device) { return false; }
 

@@ -14,9 +14,19 @@
 
 #include <c10/core/Device.h>
 
+#include <cstdint>
 #include <functional>
+#include <utility>
 
 namespace halflife::ops {
+
+// Graphs with one memory use the same bytes in turn, and so need only those of the largest. They
+// must be replayed one after the other on one stream. Nothing that a recording created may be read
+// after another graph was replayed. A default value gives each graph memory of its own.
+struct GraphMemory {
+  static GraphMemory New();
+  std::pair<uint64_t, uint64_t> id;
+};
 
 class DeviceGraph {
  public:
@@ -24,7 +34,7 @@ class DeviceGraph {
   // launch is checked (HALFLIFE_CHECK_LAUNCHES).
   static bool IsOn(at::Device device);
 
-  DeviceGraph() = default;
+  explicit DeviceGraph(GraphMemory memory = {}) : memory_(memory) {}
   DeviceGraph(const DeviceGraph&) = delete;
   DeviceGraph& operator=(const DeviceGraph&) = delete;
 
@@ -39,6 +49,7 @@ class DeviceGraph {
   void Replay();
 
  private:
+  GraphMemory memory_;
   std::function<void()> replay_;  // null: nothing is recorded
 };
 

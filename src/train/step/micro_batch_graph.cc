@@ -4,6 +4,7 @@
 #include <bit>
 #include <utility>
 
+#include "core/concat.h"
 #include "core/log.h"
 #include "kernels/common/chunks/chunk_table.h"
 #include "ops/cross_entropy/linear_cross_entropy.h"
@@ -14,6 +15,8 @@ namespace {
 // With more documents, the unused entries of a chunk table would cost more than launches do.
 constexpr int64_t kMaxStartsOfRow = 64;
 constexpr int64_t kMinStarts = 16;
+// So many micro-batches may be kept in a row without a replay. To keep one has a cost of its own.
+constexpr int kMaxKept = 8;
 
 // The number of documents that start within a row.
 int64_t NumStarts(const eval::BatchTensors& batch) {
@@ -21,9 +24,22 @@ int64_t NumStarts(const eval::BatchTensors& batch) {
 }
 
 // A quarter more than now, because other micro-batches have other numbers.
-int64_t RoomFor(int64_t starts) {
+int64_t RoomFor(int64_t starts, int64_t batch) {
   const auto wanted = static_cast<uint64_t>(std::max(kMinStarts, starts + starts / 4));
-  return static_cast<int64_t>(std::bit_ceil(wanted));
+  return std::min(static_cast<int64_t>(std::bit_ceil(wanted)), kMaxStartsOfRow * batch);
+}
+
+std::shared_ptr<ops::SequenceChunks> ChunksOf(const eval::BatchTensors& batch, int64_t max_starts) {
+  const model::SequenceSlice& slice = batch.slice;
+  const int64_t chunk_size = slice.chunks->chunk_size;
+  return ops::MakeSequenceChunks(
+      {.batch = slice.batch,
+       .seq_len = slice.seq_len,
+       .chunk_size = chunk_size,
+       .document_starts = slice.document_starts,
+       .capacity =
+           kernels::MaxNumChunks(slice.batch, slice.seq_len, chunk_size, slice.batch + max_starts)},
+      slice.positions.device());
 }
 
 }  // namespace
@@ -35,60 +51,62 @@ MicroBatchGraph::Form MicroBatchGraph::FormOf(const eval::BatchTensors& batch) {
           .packed = batch.slice.has_boundaries()};
 }
 
-// Rows with one document each have kernels of their own, so a recording of packed rows cannot
-// replay them. It is kept, because in packed text they are rare.
-bool MicroBatchGraph::CanRecord(const eval::BatchTensors& batch, const Form& form) {
-  if (!form.packed) return !form_.packed;
-  if (fixed_.empty()) return NumStarts(batch) <= kMaxStartsOfRow * form.batch;
+bool MicroBatchGraph::Recording::Fits(const eval::BatchTensors& other,
+                                      const Form& other_form) const {
+  return batch.has_value() && other_form == form &&
+         (!form.packed || NumStarts(other) <= max_starts);
+}
+
+void MicroBatchGraph::LogLaunches(const std::string& reason) {
   if (!std::exchange(logged_, true))
-    HL_INFO("train",
-            "train.cuda_graphs: micro-batches in which a document starts within a row are launched "
-            "normally, because ",
-            fixed_, " does not support recorded documents");
+    HL_INFO("train", "train.cuda_graphs: some micro-batches are launched normally, because ",
+            reason);
+}
+
+bool MicroBatchGraph::CanRecord(const eval::BatchTensors& batch, const Form& form,
+                                const Recording& recording) {
+  if (form.packed && !fixed_.empty()) {
+    LogLaunches(fixed_ + " does not support recorded documents");
+    return false;
+  }
+  if (form.packed && NumStarts(batch) > kMaxStartsOfRow * form.batch) {
+    LogLaunches(Concat("more than ", kMaxStartsOfRow, " documents start in a row"));
+    return false;
+  }
+  if (recording.num_kept < kMaxKept || recording.Fits(batch, form)) return true;
+  LogLaunches("their forms change all the time (sizes, numbers of targets or of documents)");
   return false;
 }
 
-std::shared_ptr<ops::SequenceChunks> MicroBatchGraph::ChunksOf(
-    const eval::BatchTensors& batch) const {
-  const model::SequenceSlice& slice = batch.slice;
-  const int64_t chunk_size = slice.chunks->chunk_size;
-  return ops::MakeSequenceChunks(
-      {.batch = slice.batch,
-       .seq_len = slice.seq_len,
-       .chunk_size = chunk_size,
-       .document_starts = slice.document_starts,
-       .capacity = kernels::MaxNumChunks(slice.batch, slice.seq_len, chunk_size,
-                                         slice.batch + max_starts_)},
-      slice.positions.device());
+void MicroBatchGraph::Keep(const eval::BatchTensors& batch, const Form& form,
+                           Recording& recording) {
+  recording.form = form;
+  recording.batch = batch;
+  recording.is_recorded = false;
+  ++recording.num_kept;
+  if (!form.packed) return;
+  recording.max_starts = RoomFor(NumStarts(batch), form.batch);
+  recording.batch->slice.chunks = recording.chunks = ChunksOf(batch, recording.max_starts);
 }
 
-void MicroBatchGraph::Keep(const eval::BatchTensors& batch) {
-  form_ = FormOf(batch);
-  batch_ = batch;
-  is_recorded_ = false;
-  if (!form_.packed) return;
-  max_starts_ = RoomFor(NumStarts(batch));
-  batch_->slice.chunks = chunks_ = ChunksOf(batch);
-}
-
-void MicroBatchGraph::Fill(const eval::BatchTensors& batch) {
-  batch_->inputs.copy_(batch.inputs);
-  batch_->targets.copy_(batch.targets);
-  batch_->samples.copy_(batch.samples);
-  model::SequenceSlice& slice = batch_->slice;
+void MicroBatchGraph::Fill(const eval::BatchTensors& batch, Recording& recording) {
+  recording.batch->inputs.copy_(batch.inputs);
+  recording.batch->targets.copy_(batch.targets);
+  recording.batch->samples.copy_(batch.samples);
+  model::SequenceSlice& slice = recording.batch->slice;
   if (slice.given_position_ids.defined())
     slice.given_position_ids.copy_(batch.slice.given_position_ids);
-  if (!form_.packed) return;
+  if (!recording.form.packed) return;
   slice.positions.copy_(batch.slice.positions);
   slice.documents.copy_(batch.slice.documents);
   slice.starts.copy_(batch.slice.starts);
   slice.document_starts = batch.slice.document_starts;
-  chunks_->Assign(*ChunksOf(batch));
+  recording.chunks->Assign(*ChunksOf(batch, recording.max_starts));
 }
 
-at::Tensor MicroBatchGraph::ComputeKept() const {
-  eval::BatchTensors batch = *batch_;
-  if (form_.packed || batch.slice.given_position_ids.defined()) {
+at::Tensor MicroBatchGraph::ComputeKept(const Recording& recording) const {
+  eval::BatchTensors batch = *recording.batch;
+  if (recording.form.packed || batch.slice.given_position_ids.defined()) {
     // Positions differ between micro-batches, so their tables are part of the recorded work.
     batch.slice.rotary = std::make_shared<ops::RotaryTables>();
     batch.slice.of_positions = std::make_shared<model::PositionTensors>();
@@ -98,18 +116,20 @@ at::Tensor MicroBatchGraph::ComputeKept() const {
 
 at::Tensor MicroBatchGraph::Run(const eval::BatchTensors& batch) {
   const Form form = FormOf(batch);
-  if (!CanRecord(batch, form)) return compute_(batch);
-  if (!batch_.has_value() || form != form_ || (form.packed && NumStarts(batch) > max_starts_)) {
-    Keep(batch);
-    result_ = ComputeKept();
-    return result_.clone();
+  Recording& recording = form.packed ? packed_rows_ : rows_of_one_;
+  if (!CanRecord(batch, form, recording)) return compute_(batch);
+  if (!recording.Fits(batch, form)) {
+    Keep(batch, form, recording);
+    recording.result = ComputeKept(recording);
+    return recording.result.clone();
   }
-  Fill(batch);
-  if (!std::exchange(is_recorded_, true))
-    graph_.Record(device_, [this] { result_.copy_(ComputeKept()); });
-  graph_.Replay();
+  Fill(batch, recording);
+  if (!std::exchange(recording.is_recorded, true))
+    recording.graph.Record(device_, [&] { recording.result.copy_(ComputeKept(recording)); });
+  recording.graph.Replay();
+  recording.num_kept = 0;
   ++num_replays_;
-  return result_.clone();  // the next replay overwrites it
+  return recording.result.clone();  // the next replay overwrites it
 }
 
 }  // namespace halflife::train

@@ -8,7 +8,8 @@
 // Rows may hold several documents. Everything that depends on where they start is then data in
 // tensors at fixed addresses: positions, documents, starts, and a chunk table that has entries for
 // more documents than the recorded micro-batch had (kernels/common/chunks/chunk_table.h). Kernels
-// skip its unused entries. A micro-batch with still more documents is recorded anew.
+// skip its unused entries. A micro-batch with still more documents is recorded anew. Rows of one
+// document each have a second recording.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -51,27 +52,39 @@ class MicroBatchGraph {
     bool packed = false;        // documents start within rows
     bool operator==(const Form&) const = default;
   };
+  // The last kept micro-batch of one kind of rows.
+  struct Recording {
+    explicit Recording(ops::GraphMemory memory) : graph(memory) {}
+    bool Fits(const eval::BatchTensors& other, const Form& other_form) const;
+
+    Form form;                                // of `batch`
+    std::optional<eval::BatchTensors> batch;  // the inputs of the recorded graph
+    // Documents that may start within the rows of `batch`, and their chunks.
+    int64_t max_starts = 0;
+    std::shared_ptr<ops::SequenceChunks> chunks;
+    at::Tensor result;  // the output of the recording
+    ops::DeviceGraph graph;
+    bool is_recorded = false;
+    int num_kept = 0;  // micro-batches kept since the last replay
+  };
+
   static Form FormOf(const eval::BatchTensors& batch);
-  bool CanRecord(const eval::BatchTensors& batch, const Form& form);
-  // Makes `batch` the one whose tensors a recording reads, with room for more documents.
-  void Keep(const eval::BatchTensors& batch);
-  void Fill(const eval::BatchTensors& batch);
-  std::shared_ptr<ops::SequenceChunks> ChunksOf(const eval::BatchTensors& batch) const;
-  at::Tensor ComputeKept() const;
+  bool CanRecord(const eval::BatchTensors& batch, const Form& form, const Recording& recording);
+  void LogLaunches(const std::string& reason);
+  // Makes `batch` the one whose tensors the recording reads, with room for more documents.
+  static void Keep(const eval::BatchTensors& batch, const Form& form, Recording& recording);
+  static void Fill(const eval::BatchTensors& batch, Recording& recording);
+  at::Tensor ComputeKept(const Recording& recording) const;
 
   at::Device device_;
   Compute compute_;
   std::string fixed_;
-  Form form_;                                // of batch_
-  std::optional<eval::BatchTensors> batch_;  // the inputs of the recorded graph
-  // Documents that may start within the rows of batch_, and their chunks.
-  int64_t max_starts_ = 0;
-  std::shared_ptr<ops::SequenceChunks> chunks_;
-  at::Tensor result_;  // the output of the recording
-  ops::DeviceGraph graph_;
-  bool is_recorded_ = false;  // the current form is recorded
+  // Rows with one document each have kernels of their own, and so a recording of their own. The two
+  // are never replayed at the same time.
+  ops::GraphMemory memory_ = ops::GraphMemory::New();
+  Recording rows_of_one_{memory_}, packed_rows_{memory_};
   int64_t num_replays_ = 0;
-  bool logged_ = false;  // the message about document boundaries was logged
+  bool logged_ = false;
 };
 
 }  // namespace halflife::train

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
 #include "support/expect_error.h"
@@ -69,6 +70,13 @@ TEST_F(MicroBatchGraphTest, OtherFormsAreComputedAsTheyAre) {
   EXPECT_EQ(addresses_.back(), addresses_[addresses_.size() - 2]);
 }
 
+// Starts of documents at 1, 2, ...
+std::vector<int32_t> FirstStarts(int32_t count) {
+  std::vector<int32_t> starts(count);
+  std::iota(starts.begin(), starts.end(), 1);
+  return starts;
+}
+
 // Rows with documents: two of `seq_len` tokens.
 class PackedMicroBatchGraph : public testing::Test {
  protected:
@@ -121,8 +129,7 @@ TEST_F(PackedMicroBatchGraph, DocumentsAreDataAtFixedAddresses) {
 }
 
 TEST_F(PackedMicroBatchGraph, MoreDocumentsAreRecordedAnew) {
-  std::vector<int32_t> many;
-  for (int32_t start = 1; start <= 20; ++start) many.push_back(start);
+  const std::vector<int32_t> many = FirstStarts(20);
   ExpectAsWithoutGraph(BatchOf(50, {5}));
   ExpectAsWithoutGraph(BatchOf(50, {6}));
   ExpectAsWithoutGraph(BatchOf(50, many));  // above 16
@@ -133,16 +140,35 @@ TEST_F(PackedMicroBatchGraph, MoreDocumentsAreRecordedAnew) {
   EXPECT_EQ(graph_.num_replays(), 3);
 }
 
-TEST_F(PackedMicroBatchGraph, TooManyDocumentsAndRowsOfOneAreLaunched) {
-  std::vector<int32_t> many;
-  for (int32_t start = 1; start <= 129; ++start) many.push_back(start);
-  for (int time = 0; time < 2; ++time) ExpectAsWithoutGraph(BatchOf(200, many));
+TEST_F(PackedMicroBatchGraph, TooManyDocumentsAreLaunched) {
+  for (int time = 0; time < 2; ++time) ExpectAsWithoutGraph(BatchOf(200, FirstStarts(129)));
   EXPECT_EQ(graph_.num_replays(), 0);
-  ExpectAsWithoutGraph(BatchOf(200, {5}));
-  ExpectAsWithoutGraph(BatchOf(200, {}));
-  ExpectAsWithoutGraph(BatchOf(200, {300}));
+  // No room is kept for more documents than a recording may have.
+  for (int time = 0; time < 2; ++time) ExpectAsWithoutGraph(BatchOf(200, FirstStarts(120)));
   EXPECT_EQ(graph_.num_replays(), 1);
-  EXPECT_EQ(addresses_.back(), addresses_[addresses_.size() - 3]);
+  EXPECT_EQ(num_chunks_.back(), 2 * 7 + 128);
+}
+
+TEST_F(PackedMicroBatchGraph, RowsOfOneDocumentHaveTheirOwnRecording) {
+  for (const int32_t start : {5, 300, 6})
+    for (const auto& starts : {std::vector<int32_t>{start}, {}})
+      ExpectAsWithoutGraph(BatchOf(200, starts));
+  EXPECT_EQ(graph_.num_replays(), 4);
+}
+
+// Each micro-batch has another number of targets, and few.
+TEST_F(PackedMicroBatchGraph, FormsThatChangeAllTheTimeAreLaunched) {
+  const auto run = [&](int64_t num_targets) {
+    eval::BatchTensors batch = BatchOf(50, {5});
+    batch.num_targets = num_targets;
+    EXPECT_TRUE(graph_.Run(batch).equal(ReadDocuments(batch)));
+    return num_chunks_.back() == 2 * 2 + 16;  // read from a kept table
+  };
+  for (int64_t i = 1; i <= 8; ++i) EXPECT_TRUE(run(i)) << i;
+  for (int64_t i = 9; i <= 12; ++i) EXPECT_FALSE(run(i)) << i;
+  EXPECT_TRUE(run(8));
+  EXPECT_EQ(graph_.num_replays(), 1);
+  EXPECT_TRUE(run(9));  // is kept again after a replay
 }
 
 TEST_F(PackedMicroBatchGraph, AMixerWithFixedDocumentsIsLaunched) {
