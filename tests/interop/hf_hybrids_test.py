@@ -189,7 +189,7 @@ class Hybrids(shared.HfModels):
                 "head_dim": draw.choice((4, 6, 16)), "use_bias": draw.random() < 0.5,
                 "mlp_bias": draw.random() < 0.5, "use_conv_bias": draw.random() < 0.5,
                 "time_step_min": draw.choice((1e-3, 0.02)), "intermediate_size": draw.choice((24, 40))}
-            with self.fresh(seed=seed, pattern=pattern):
+            with self.fresh(f"{seed}_{pattern}"):
                 self.check_class(config)
 
     def test_granitemoehybrid(self):
