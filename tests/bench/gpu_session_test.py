@@ -26,6 +26,7 @@ import carry  # noqa: E402
 import command  # noqa: E402
 import items  # noqa: E402
 import machine  # noqa: E402
+import ranks_run  # noqa: E402
 import readers  # noqa: E402
 import session  # noqa: E402
 import tables  # noqa: E402
@@ -73,6 +74,13 @@ class ReadersTest(InAFolder):
         self.assertEqual(read(ended(0, "ms")).status, "failed")
         self.assertEqual(read(ended(1, '{"rows": [1]}', "1 of 2 parts has a problem")),
                          readers.Outcome("failed", "exit code 1: 1 of 2 parts has a problem", {"rows": [1]}))  # fmt: skip
+
+    def test_the_last_complete_line_of_json_counts(self):
+        read = lambda *finished: readers.read_last_json(ended(*finished), self.folder)
+        self.assertEqual(read(0, '{"a": 1}\n{"a": 2}\n'), readers.Outcome("done", result={"a": 2}))
+        self.assertEqual(read(-9, '{"a": 1}\n{"a": 2').result, {"a": 1})
+        self.assertEqual(read(77, "SKIPPED: mpirun not found\n").reason, "mpirun not found")
+        self.assertEqual(read(-9, "").status, "failed")
 
     def test_sanitizer_wants_a_summary_and_a_test_that_ran(self):
         read = lambda *finished: readers.read_sanitizer(ended(*finished), self.folder).status
@@ -159,7 +167,7 @@ class ItemsTest(unittest.TestCase):
 
     def test_benchmarks_ask_for_the_gpu_and_rehearse_without(self):
         for item in items.ITEMS:
-            if item.read is readers.read_json:
+            if item.read in (readers.read_json, readers.read_last_json):
                 self.assertIn("cuda", item.words)
                 self.assertNotIn("cuda", item.rehearsal)
 
@@ -313,6 +321,13 @@ END"""
         self.assertEqual(self.go([slow])["slow"][0], "timed out")
         listed = subprocess.run(["pgrep", "-f", f"{self.build}/slow"], capture_output=True, check=False)
         self.assertEqual(listed.stdout, b"")
+
+    def test_what_takes_too_long_keeps_the_lines_of_its_parts(self):
+        slow = dataclasses.replace(self.item("slow", """echo '{"done": ["first"]}'; sleep 60 & wait""", minutes=0.01),
+                                   read=readers.read_last_json)  # fmt: skip
+        self.assertEqual(self.go([slow])["slow"][0], "timed out")
+        with session.Folder(self.folder / "out") as folder:
+            self.assertEqual(folder.record_of(slow)["result"], {"done": ["first"]})
 
     def test_a_piece_that_is_too_short_leaves_the_item_to_the_next(self):
         first = self.item("first", "echo '{}'")
@@ -676,6 +691,35 @@ class CarryTest(InAFolder):
         self.assertIn("need 1.0.0", machine.wrong_torch(self.folder))
         folders = machine.environment(self.folder)["LD_LIBRARY_PATH"].split(":")
         self.assertEqual(folders[:2], [str(self.folder / "lib"), str(machine.torch_folder() / "lib")])
+
+class RanksRunTest(InAFolder):
+    def measure(self, codes):
+        """Measures runs of which those of MESHES fail with these exit codes (0: none). Returns the lines that it prints."""
+        codes = dict(zip((mesh.name for mesh in ranks_run.MESHES), codes))
+
+        def losses(_, name, mesh, share="1"):
+            if codes.get(name, 0) != 0:
+                raise ranks_run.Failed("no reason", codes[name])
+            return [1.0] * ranks_run.STEPS
+
+        options = mock.Mock(program=pathlib.Path("halflife"), device="cpu", small=False)
+        out = io.StringIO()
+        with mock.patch.multiple(ranks_run.Runs, prepare=lambda _: None, losses=losses, is_equal=lambda *_: True):
+            with contextlib.redirect_stdout(out):
+                result = ranks_run.measure(options, self.folder)
+        return result, [json.loads(line) for line in out.getvalue().splitlines()]
+
+    def test_each_mesh_adds_a_line(self):
+        result, lines = self.measure([0] * len(ranks_run.MESHES))
+        self.assertEqual((len(lines), lines[0]["differences"]), (len(ranks_run.MESHES), {"ranks_2_zero_0": 0.0}))
+        self.assertEqual((lines[-1]["differences"], result["problems"]), (result["differences"], []))
+
+    def test_hangs_end_the_measurement_and_other_failures_do_not(self):
+        for codes, meshes in (((71, 1, 0, 72), 3), ((None, 71), 1), ((1, 1, 1), len(ranks_run.MESHES)),
+                              ((0, 72, 0), len(ranks_run.MESHES))):  # fmt: skip
+            result, lines = self.measure(codes)
+            self.assertEqual(len(lines), meshes, codes)
+            self.assertEqual(len(result["problems"]), sum(code != 0 for code in codes), codes)
 
 
 if __name__ == "__main__":

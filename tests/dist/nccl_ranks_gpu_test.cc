@@ -100,6 +100,12 @@ int Main(int argc, char** argv) {
   }
   const std::unique_ptr<RankContext> owned = RankContext::Create({.timeout_s = 60});
   context = owned.get();
+  // With another number of ranks, for example after a failed launch, fewer cases would be tested.
+  const std::string wanted = argc > 1 ? argv[1] : "";
+  if (wanted != "--ranks=" + std::to_string(context->world_size())) {
+    std::cerr << "the world has " << context->world_size() << " ranks, not " << wanted << "\n";
+    context->AbortWorld(1);
+  }
   // All ranks would write the same report.
   if (context->rank() > 0) GTEST_FLAG_SET(output, "");
   gpu = {Device::Kind::kCuda, context->local_rank() % num_gpus};

@@ -199,8 +199,9 @@ WHOLE_RUN = Item("run/quickstart", "src/cli/halflife", ("--device", "cuda", "--s
 # The same model on several ranks that share the GPU (ranks_run.py).
 MPIRUN = ("env", "HALFLIFE_SHARE_GPU=1", "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "mpirun",
           "--oversubscribe", "--bind-to", "none", "-n", "4")  # fmt: skip
-NCCL_RANKS = dataclasses.replace(_test("nccl_ranks_gpu_test", "tests/dist", 2), before=MPIRUN, needs=("mpirun",))
-RANKS_RUN = Item("ranks/quickstart", "src/cli/halflife", ("--device", "cuda"), minutes=6,
+_RANKS_TEST = _test("nccl_ranks_gpu_test", "tests/dist", 2)
+NCCL_RANKS = dataclasses.replace(_RANKS_TEST, words=("--ranks=4", *_RANKS_TEST.words), before=MPIRUN, needs=("mpirun",))
+RANKS_RUN = Item("ranks/quickstart", "src/cli/halflife", ("--device", "cuda"), readers.read_last_json, minutes=6,
                  rehearsal=("--device", "cpu", "--small"),
                  before=("{python}", "{repo}/tools/gpu_session/ranks_run.py"), needs=("mpirun",),
                  starts=("src/cli/halflife-engine",))  # fmt: skip

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Trains on 2 and 4 ranks, which share one GPU over NCCL, and compares the losses with those of one rank. Prints JSON.
+"""Trains on 2 and 4 ranks, which share one GPU over NCCL, and compares the losses with those of one rank. Prints
+one line of JSON after each mesh, with the results so far, so that a run that is killed keeps them.
 
     python3 tools/gpu_session/ranks_run.py build/cuda/src/cli/halflife --device cuda
     python3 tools/gpu_session/ranks_run.py build/cpu/src/cli/halflife --device cpu --small
@@ -24,6 +25,7 @@ STEPS = 5
 # Relative, of the loss of each step. The ranks compute the same rows, and only the order of sums differs.
 TOLERANCE = 1e-3
 SHARE = "HALFLIFE_SHARE_GPU"
+HANG_CODES = (None, 71, 72)  # ended after LONGEST, or earlier by the watchdog of a rank (core/exit_code.h)
 MOST_HANGS = 2  # then the remaining meshes are left out, so that the time of a session suffices
 
 
@@ -116,17 +118,20 @@ def measure(options: argparse.Namespace, folder: pathlib.Path) -> dict:
         expected = runs.losses("one", Mesh(1))
     except Failed as failed:
         return {**result, "problems": [str(failed)]}
+    hangs = 0
     for mesh in MESHES[::3] if options.small else MESHES:
         try:
             off = difference(runs.losses(mesh.name, mesh), expected)
         except Failed as failed:
             result["problems"].append(f"{mesh.name}: {failed}")
-            if sum("timed out" in problem for problem in result["problems"]) == MOST_HANGS:
+            hangs += failed.code in HANG_CODES
+            if hangs == MOST_HANGS:
                 return result
-            continue
-        result["differences"][mesh.name] = off
-        if not off <= TOLERANCE:
-            result["problems"].append(f"{mesh.name}: the losses differ by {off:.1e} from those of one rank")
+        else:
+            result["differences"][mesh.name] = off
+            if not off <= TOLERANCE:
+                result["problems"].append(f"{mesh.name}: the losses differ by {off:.1e} from those of one rank")
+        print(json.dumps(result), flush=True)
     try:
         for name in ("first", "second"):
             runs.losses(name, REPEATED)
@@ -153,7 +158,7 @@ def main() -> int:
         return 77
     with tempfile.TemporaryDirectory() as scratch:
         result = measure(options, pathlib.Path(scratch))
-    print(json.dumps(result, indent=1))
+    print(json.dumps(result))
     for problem in result["problems"]:
         print(problem, file=sys.stderr)
     return 1 if result["problems"] else 0

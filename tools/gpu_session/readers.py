@@ -44,6 +44,12 @@ def read_json(finished: command.Finished, _: pathlib.Path) -> Outcome:
     return Outcome(DONE, result=result) if finished.code == 0 else Outcome(FAILED, _exit_of(finished), result)
 
 
+def read_last_json(finished: command.Finished, file: pathlib.Path) -> Outcome:
+    """Reads a program that prints its results so far, as one line of JSON, after each part. The last complete line counts."""
+    lines = [line for line in finished.stdout.splitlines(keepends=True) if line.startswith("{") and line.endswith("\n")]
+    return read_json(dataclasses.replace(finished, stdout=lines[-1]) if lines else finished, file)
+
+
 def read_gtest(finished: command.Finished, file: pathlib.Path) -> Outcome:
     """Reads a GoogleTest program, which wrote its report to `file`."""
     if not file.exists():

@@ -13,7 +13,7 @@ import command
 import machine
 from cases import go_on
 from items import Item, program_of, words_of
-from readers import DONE, FAILED, INTERRUPTED, SKIPPED, TIMED_OUT, Outcome, read_gtest
+from readers import DONE, FAILED, INTERRUPTED, SKIPPED, TIMED_OUT, Outcome, read_gtest, read_last_json
 
 MINUTE = 60
 FAULT = re.compile(r"CUDA error|cuda[A-Z]\w*Error|illegal memory access|unspecified launch failure|misaligned address"
@@ -221,7 +221,8 @@ class Session:
             return
         if finished.code is None:
             came_on = item.resumes and num_rows(file) > rows_before
-            result = read(item, dataclasses.replace(finished, code=-9), file).result if item.resumes else {}
+            has_parts = item.resumes or item.read is read_last_json
+            result = read(item, dataclasses.replace(finished, code=-9), file).result if has_parts else {}
             outcome = Outcome(TIMED_OUT if last_chance and not came_on else INTERRUPTED,
                               f"ended after {finished.seconds:.0f} s", result)  # fmt: skip
         else:

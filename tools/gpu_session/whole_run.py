@@ -28,6 +28,10 @@ SMALL = ("model.num_layers=1", "model.model_dim=32", "model.mixer.gla.num_heads=
 class Failed(Exception):
     """A command that failed or timed out; the message says how."""
 
+    def __init__(self, message: str, code: int | None = None):
+        super().__init__(message)
+        self.code = code  # None: it timed out, or it did not run
+
 
 def run(words: list, cwd: pathlib.Path, good: tuple[int, ...] = (0,)) -> subprocess.CompletedProcess:
     words = [str(word) for word in words]
@@ -37,7 +41,7 @@ def run(words: list, cwd: pathlib.Path, good: tuple[int, ...] = (0,)) -> subproc
         raise Failed(f"{' '.join(words[1:])} timed out after {LONGEST} s") from error
     if done.returncode not in good:
         last = "\n".join((done.stderr + done.stdout).strip().splitlines()[-5:])
-        raise Failed(f"{' '.join(words[1:])}: exit code {done.returncode}: {last}")
+        raise Failed(f"{' '.join(words[1:])}: exit code {done.returncode}: {last}", done.returncode)
     return done
 
 
