@@ -62,7 +62,7 @@ struct FinishedText {
 std::string JsonLine(const FinishedText& text);
 
 // Prints --stats of texts that a BatchDecoder has continued.
-void PrintBatchStats(int64_t num_prompts, const infer::BatchStats& stats, double seconds);
+void PrintBatchStats(int64_t num_texts, const infer::BatchStats& stats, double seconds);
 
 // The stop strings of the options, with \n, \t and \\ replaced, and the end of a turn of `chat`, if
 // it is a text. Error kUsage if one is empty.

@@ -109,7 +109,8 @@ class PromptQueue {
       more = decoder.Advance();
       PrintFinished();
     }
-    if (options_.stats) PrintBatchStats(std::ssize(prompts_), decoder.stats(), watch.Seconds());
+    if (options_.stats)
+      PrintBatchStats(static_cast<int64_t>(num_texts_), decoder.stats(), watch.Seconds());
     return failed_ ? ExitCode::kNonFinite : ExitCode::kFinished;
   }
 
@@ -165,7 +166,8 @@ class PromptQueue {
         std::cout << JsonText(line) << "\n";
       }
       if (first.at_limit)
-        HL_WARN("generate", "the text of prompt ", pending_.begin()->first + 1, " ends after ",
+        HL_WARN("generate", "the text of prompt ",
+                pending_.begin()->first / static_cast<size_t>(options_.samples) + 1, " ends after ",
                 first.text.new_tokens, " of ", options_.generate.max_tokens, " new tokens, at ",
                 model_.LimitOfPositions());
       pending_.erase(pending_.begin());
@@ -200,8 +202,9 @@ std::string JsonLine(const FinishedText& text) {
   return JsonText(line) + "\n";
 }
 
-void PrintBatchStats(int64_t num_prompts, const infer::BatchStats& stats, double seconds) {
-  std::cerr << "prompts " << num_prompts << ", " << stats.prompt_tokens << " tokens\n"
+void PrintBatchStats(int64_t num_texts, const infer::BatchStats& stats, double seconds) {
+  std::cerr << "texts   " << num_texts << ", with prompts of " << stats.prompt_tokens
+            << " tokens in all\n"
             << "new     " << stats.new_tokens << " tokens, "
             << HumanCount(static_cast<double>(stats.new_tokens) / seconds)
             << " tokens/s with the time of the prompts\n";

@@ -337,13 +337,20 @@ TEST_F(Generate, ATextEndsWithTheModelsPositions) {
                        "--prompt", "hi", "--max-tokens", "100", "--ignore-eos", "--stats"}),
              0,
              {"the answer ends after ", " of 100 new tokens, at the model's table of 64 positions",
-              "prompts 1, ", "tokens/s with the time of the prompts"});
+              "texts   1, with prompts of ", "tokens/s with the time of the prompts"});
   std::ofstream(fixture->path("table.jsonl")) << "\"a\"\n\"the river\"\n";
   ExpectExit(Halflife({"generate", "--model", Path("table"), "--prompts", Path("table.jsonl"),
                        "--max-tokens", "60", "--ignore-eos"}),
              0,
              {"the text of prompt 2 ends after 56 of 60 new tokens, at the model's table of 64 "
               "positions"});
+  // With several texts per prompt, warnings name the prompt, and --stats counts the texts.
+  const RunResult samples =
+      ExpectExit(Halflife({"generate", "--model", Path("table"), "--prompts", Path("table.jsonl"),
+                           "--max-tokens", "60", "--ignore-eos", "--samples", "2", "--stats"}),
+                 0, {"texts   4, with prompts of 20 tokens in all", "new     232 tokens"});
+  EXPECT_THAT(samples.err, HasSubstr("the text of prompt 2 ends after 56 of 60 new tokens"));
+  EXPECT_THAT(samples.err, Not(HasSubstr("of prompt 3")));
   const RunResult longer = ExpectExit(generate(std::string(65, 'a')), 2);
   EXPECT_EQ(longer.out, "");
   EXPECT_THAT(longer.err,
