@@ -198,6 +198,7 @@ LoadReport LoadSession::Try(const fs::path& step_dir, Passed* passed) {
     passed->step = manifest.state.step;
     passed->tokens = manifest.state.data.tokens;
     CheckAgreement(manifest, step_dir.filename().string(), expectation_, arena_);
+    if (expectation_.check_state) expectation_.check_state(manifest.state);
     ReadArrays(step_dir, manifest);
     return {
         .state = manifest.state, .path = step_dir, .own = false, .fell_back = false, .damage = {}};

@@ -6,6 +6,7 @@
 #include <limits>
 #include <map>
 #include <numeric>
+#include <vector>
 
 #include "core/concat.h"
 #include "core/error.h"
@@ -78,15 +79,26 @@ std::string RollbackWarning(const RunConfig& config) {
                 ": a rollback may find none from before the spikes. Use a larger ckpt.keep_last.");
 }
 
-void RequireStepsAreNotEpochs(const RunConfig& config, uint64_t skipped_steps) {
-  const char* const setting = config.schedule.per_epoch      ? "schedule.per_epoch"
-                              : config.eval.every_epochs > 0 ? "eval.every_epochs"
-                                                             : nullptr;
-  HL_CHECK_AS(ExitCode::kUsage, skipped_steps == 0 || setting == nullptr, "--skip-data: ", setting,
-              " finds the epoch from the number of steps, and the data of this run is ",
-              skipped_steps,
-              " steps further on. Use --set schedule.per_epoch=false and eval.every "
-              "instead of eval.every_epochs, or continue without --skip-data.");
+void RequireStepsAreNotEpochs(const RunConfig& config, uint64_t skip_data,
+                              uint64_t skipped_before) {
+  const bool schedule = config.schedule.per_epoch, validates = config.eval.every_epochs > 0;
+  const uint64_t skipped = skip_data + skipped_before;
+  if (skipped == 0 || (!schedule && !validates)) return;
+  std::vector<std::string> settings, fixes;
+  if (schedule) {
+    settings.emplace_back("schedule.per_epoch");
+    fixes.emplace_back("--set schedule.per_epoch=false --allow-change schedule.per_epoch");
+  }
+  if (validates) {
+    settings.emplace_back("eval.every_epochs");
+    fixes.emplace_back("eval.every instead of eval.every_epochs");
+  }
+  HL_FAIL(ExitCode::kUsage,
+          skip_data > 0 ? "--skip-data: this run would leave" : "this run has left",
+          " out the data of ", skipped, skipped == 1 ? " step" : " steps", ", and ",
+          Join(settings, " and "), settings.size() == 1 ? " finds" : " find",
+          " the epoch from the number of steps, which would be behind the data. Use ",
+          Join(fixes, " and "), skip_data > 0 ? ", or continue without --skip-data." : ".");
 }
 
 double LargestLoss(const RunConfig& config, const ckpt::GuardState& guard) {

@@ -36,9 +36,10 @@ std::optional<uint64_t> StepToGoBackTo(const std::vector<ckpt::StepDir>& steps,
 // spikes are counted. Otherwise returns an empty string.
 std::string RollbackWarning(const RunConfig& config);
 
-// Throws Error kUsage if the run has left out the data of `skipped_steps` steps, and a setting
-// finds the epoch from the number of steps: the data would be further on than that epoch.
-void RequireStepsAreNotEpochs(const RunConfig& config, uint64_t skipped_steps);
+// Throws Error kUsage if the run leaves out the data of steps, and a setting finds the epoch from
+// the number of steps: the data would be ahead of that epoch. `skip_data` steps are left out by the
+// option, and `skipped_before` by an earlier attempt.
+void RequireStepsAreNotEpochs(const RunConfig& config, uint64_t skip_data, uint64_t skipped_before);
 
 // The largest loss that train.spike_sigmas accepts: the mean of the last kSpikeWindow losses plus
 // that many standard deviations. Infinite if the guard is off or fewer losses are known.

@@ -275,13 +275,12 @@ void Trainer::Resume(const TrainOptions& options) {
                 "Changing it would skip or repeat some. Start another run instead.");
   }
   allow_change_ = FieldsToChange(options.allow_change, CurrentState(false));
-  RequireStepsAreNotEpochs(config_, options.skip_data);  // before newer steps are renamed
+  RequireStepsAreNotEpochs(config_, options.skip_data, 0);  // before newer steps are renamed
   const auto loaded = Load(options.resume);
   HL_CHECK_AS(ExitCode::kUsage, loaded || options.skip_data == 0, "--skip-data ", options.skip_data,
               ": there is no checkpoint from which data could be skipped. Remove the option.");
   if (loaded) {
     skipped_steps_ += options.skip_data;
-    RequireStepsAreNotEpochs(config_, skipped_steps_);
     resumed_run_ = ckpt::RunOfStep(loaded->path);
     damage_ = loaded->damage;
     HL_INFO("train", "resumed from ", loaded->path.string(), ", step ", state_.step,
@@ -318,6 +317,10 @@ std::optional<ckpt::LoadReport> Trainer::Load(
                     .trajectory_defaults = TrajectoryFields(RunConfig()),
                     .allow_change = allow_change_,
                     .may_differ = may_differ,
+                    .check_state =
+                        [this](const ckpt::StepState& state) {
+                          RequireStepsAreNotEpochs(config_, 0, SkippedSteps(state));
+                        },
                     .max_step = static_cast<uint64_t>(config_.train.steps)},
                    loaded_ ? loaded_->View() : InPlaceArena(),
                    loaded_ ? [this] { loaded_->Allocate(); return loaded_->View(); }
@@ -328,11 +331,14 @@ std::optional<ckpt::LoadReport> Trainer::Load(
     frozen_average_.num_updates = state_.num_updates;
     if (state_.num_updates == 0) StartAverage();
     state_.parent_step = loaded->path.filename().string();
-    const uint64_t data_step = source_->order().StepAt(state_.data.next_sample);
-    skipped_steps_ = std::max(data_step, state_.step) - state_.step;
+    skipped_steps_ = SkippedSteps(state_);
   }
   loaded_.reset();
   return loaded;
+}
+
+uint64_t Trainer::SkippedSteps(const ckpt::StepState& state) const {
+  return std::max(source_->order().StepAt(state.data.next_sample), state.step) - state.step;
 }
 
 // Goes back to a checkpoint before the spikes, and continues with the data after them. That

@@ -72,6 +72,8 @@ class Trainer {
       const std::function<bool(const std::string& field)>& may_differ = {});
   void RollBack();
   // The step of the data's order that the next step trains on.
+  // Returns the number of steps whose data the run of a checkpoint has left out.
+  uint64_t SkippedSteps(const ckpt::StepState& state) const;
   uint64_t DataStep() const { return state_.step + skipped_steps_; }
   void Start(const TrainOptions& options);
   void StartAverage();

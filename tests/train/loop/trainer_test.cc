@@ -547,21 +547,34 @@ TEST_F(TrainerTest, AFailedSaveOfSkippedDataSaysThatTheSkipMustBeRepeated) {
 TEST_F(TrainerTest, DataIsNotSkippedWhereStepsNameEpochs) {
   const std::vector<std::string> set = {"ckpt.every=1", "ckpt.keep_last=9"};
   ASSERT_EQ(Train({.set = set}), ExitCode::kFinished);
-  std::vector<std::string> validates = set, schedules = set;
+  std::vector<std::string> validates = set, schedules = set, both = set;
   validates.insert(validates.end(), {"eval.every=0", "eval.every_epochs=1"});
   schedules.insert(schedules.end(), {"schedule.per_epoch=true", "train.max_epochs=1"});
+  both.insert(both.end(), {"eval.every_epochs=1", "schedule.per_epoch=true", "train.max_epochs=1"});
+  const auto expect_newest = [&](const char* step) {
+    EXPECT_TRUE(fs::exists(folder_ / "ckpt" / step)) << "refused before it is renamed";
+  };
   EXPECT_HL_ERROR(
       Train({.set = validates, .resume = "step=2", .skip_data = 1}), ExitCode::kUsage,
-      "--skip-data: eval.every_epochs finds the epoch from the number of steps, and the "
-      "data of this run is 1 steps further on. Use --set schedule.per_epoch=false");
-  EXPECT_HL_ERROR(Train({.set = schedules, .resume = "step=2", .skip_data = 1}), ExitCode::kUsage,
-                  "--skip-data: schedule.per_epoch finds the epoch");
-  EXPECT_TRUE(fs::exists(folder_ / "ckpt/step_000000000004")) << "refused before it is renamed";
+      "--skip-data: this run would leave out the data of 1 step, and eval.every_epochs finds the "
+      "epoch from the number of steps, which would be behind the data. Use eval.every instead of "
+      "eval.every_epochs, or continue without --skip-data.");
+  EXPECT_HL_ERROR(Train({.set = schedules, .resume = "step=2", .skip_data = 2}), ExitCode::kUsage,
+                  "the data of 2 steps, and schedule.per_epoch finds the epoch",
+                  "Use --set schedule.per_epoch=false --allow-change schedule.per_epoch, or");
+  EXPECT_HL_ERROR(Train({.set = both, .resume = "step=2", .skip_data = 1}), ExitCode::kUsage,
+                  "schedule.per_epoch and eval.every_epochs find the epoch",
+                  "--allow-change schedule.per_epoch and eval.every instead of eval.every_epochs");
+  expect_newest("step_000000000004");
   // A later attempt with other settings.
   ASSERT_EQ(Train({.set = set, .resume = "step=2", .skip_data = 1}), ExitCode::kFinished) << log_;
   validates.emplace_back("train.steps=5");
-  EXPECT_HL_ERROR(Train({.set = validates, .allow_change = {"train.steps"}}), ExitCode::kUsage,
-                  "eval.every_epochs finds the epoch");
+  EXPECT_HL_ERROR(Train({.set = validates, .resume = "step=3", .allow_change = {"train.steps"}}),
+                  ExitCode::kUsage,
+                  "this run has left out the data of 1 step, and eval.every_epochs finds the "
+                  "epoch from the number of steps, which would be behind the data. Use eval.every "
+                  "instead of eval.every_epochs.");
+  expect_newest("step_000000000004");
 }
 
 TEST_F(TrainerTest, PartsOfTheModelHaveTheRecipesNames) {
