@@ -175,7 +175,7 @@ Dataset::~Dataset() = default;
 
 namespace {
 
-// A file in the place of a dataset is usually what the dataset shall be made of.
+// A file in the place of a dataset is usually the input from which to make the dataset.
 void RequireFolder(const fs::path& folder) {
   std::error_code ignored;
   if (fs::is_directory(folder, ignored)) return;

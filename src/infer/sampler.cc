@@ -33,7 +33,7 @@ bool HasPenalty(const SamplerConfig& config) {
 }
 
 // Returns the logits with the repetition penalty applied once to each distinct token of the text,
-// and the other two to the tokens behind the prompt.
+// and the other two to the tokens after the prompt.
 std::vector<float> Penalised(std::span<const float> logits, std::span<const int32_t> text,
                              size_t num_prompt, const SamplerConfig& config) {
   std::unordered_map<int32_t, int> times_generated;  // 0: only in the prompt

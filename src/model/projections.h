@@ -48,7 +48,7 @@ class OutputProjection {
   OutputProjection(const PartContext& context, int64_t width, bool bias,
                    const OutputForm& form = {});
   at::Tensor operator()(const at::Tensor& y) const;  // [..., width] -> [..., D]
-  // The same for the norm of an input [..., width], in one launch; nullopt if no kernel takes it.
+  // The same for the norm of an input [..., width] in one launch; nullopt if no kernel supports it.
   std::optional<at::Tensor> OfNorm(const ops::RowInput& input) const;
 
  private:

@@ -228,7 +228,7 @@ void HttpServer::Refuse(int status, const std::string& message, httplib::Respons
 
 void HttpServer::Get(const std::string& path, const HttpHandler& handler) {
   methods_[path] = "GET";
-  // The library takes paths as regular expressions.
+  // The library interprets paths as regular expressions.
   const std::regex special(R"([.^$|()\[\]{}*+?\\])");
   httplib::Server::Get(
       std::regex_replace(path, special, R"(\$&)"),

@@ -120,10 +120,10 @@ for request in "--resume step=10 --skip-data 3" "--skip-data=3 --resume=step=10"
 done
 rm -f "$folder"/notes.*
 bash "$run_sh" --restart -- "$fake" "$folder" exit 72 72 2 --run "$folder" --resume path=elsewhere >"$folder/log" 2>&1
-check "nothing saved: the request stands" "path=elsewhere path=elsewhere path=elsewhere " "$(resumes)"
+check "nothing saved: the request is kept" "path=elsewhere path=elsewhere path=elsewhere " "$(resumes)"
 rm -f "$folder"/notes.*
 bash "$run_sh" --restart -- "$fake" "$folder" exit 72 72 2 --run "$folder" --resume step=10 --skip-data 3 >"$folder/log" 2>&1
-check "nothing saved: the data to leave out as well" 3 "$(grep -c 'resume step=10, skip 3' "$folder/notes.0")"
+check "nothing saved: --skip-data is kept as well" 3 "$(grep -c 'resume step=10, skip 3' "$folder/notes.0")"
 
 # Step 10 is older than the newest checkpoint, so a load changes ckpt/LATEST, and then no save succeeds.
 rm -rf "$folder"/notes.* "$folder/ckpt"
@@ -131,7 +131,7 @@ mkdir -p "$folder"/ckpt/step_0000000000{10,20}
 touch "$folder"/ckpt/step_0000000000{10,20}/manifest.pb
 echo step_000000000020 >"$folder/ckpt/LATEST"
 bash "$run_sh" --restart -- "$fake" "$folder" exit-loaded 74 74 2 --run "$folder" --resume step=10 --skip-data 3 >"$folder/log" 2>&1
-check "only loaded: the request and the data to leave out stand" 3 "$(grep -c 'resume step=10, skip 3' "$folder/notes.0")"
+check "only loaded: the request and --skip-data are kept" 3 "$(grep -c 'resume step=10, skip 3' "$folder/notes.0")"
 
 new_case no_restart
 bash "$run_sh" -- "$fake" "$folder" exit 75 0 >"$folder/log" 2>&1

@@ -254,8 +254,8 @@ constexpr ForeignName kForeignNames[] = {
     {"wandb, wandb_project, wandb_run_name, weights_and_biases, mlflow, comet, clearml, neptune, "
      "swanlab, trackio, report_to",
      "", "",
-     "Use the run's metrics.jsonl, which the script in docs/inspect.md#metrics sends to trackers, "
-     "its TensorBoard events or the page that `halflife report` writes."},
+     "Send the run's metrics.jsonl to a tracker with the script in docs/inspect.md#metrics. "
+     "TensorBoard events and the page that `halflife report` writes need no tracker."},
 };
 
 std::string Lowered(std::string text) {

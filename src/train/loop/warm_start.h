@@ -56,11 +56,10 @@ class StartValues {
 WarmStartReport WarmStart(const ckpt::WeightSource& source, const WarmStartRules& rules,
                           ParameterArena& arena);
 
-// The frozen weights of a run with LoRA, in the run's folder base/. They are written once, in the
-// format of a step, so that the run's checkpoints need only A and B.
-
-// Writes the values of all parameters of the model to run/base, which is replaced. `state` has the
-// run's id and the model's config. Error kCheckpointIo.
+// Writes the values of all parameters of the model, which are frozen in a run with LoRA, to
+// run/base, which is replaced. They are written once, in the format of a step, so that the run's
+// checkpoints need only A and B. `state` has the run's id and the model's config. Error
+// kCheckpointIo.
 void WriteLoraBase(const std::filesystem::path& run, const std::vector<dist::ParamSpec>& specs,
                    const StartValues& values, const ckpt::StepState& state);
 // Copies the base of the run that contains `step` if `run` does not have that of `run_id`: a run

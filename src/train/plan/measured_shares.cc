@@ -22,7 +22,8 @@ constexpr double kFlopsPerElement = 12;
 
 struct Family {
   std::span<const MeasuredKernel> kernels;
-  double in_step;  // The share in a measured step, relative to that of the kernel alone.
+  // The share in a measured step, relative to that of the kernel in a benchmark of its own.
+  double in_step;
 };
 constexpr Family kHeads = {kPerHead, 0.97}, kTokens = {kPerToken, 0.97},
                  kChannels = {kPerChannel, 0.88};

@@ -47,14 +47,14 @@ PairLosses ComparePairs(const PreferenceConfig& config, const PairScores& scores
 // number of pairs whose chosen answer has the larger reward.
 at::Tensor SumPairs(const PairLosses& pairs);
 
-// The pairs of a batch of rows (data::RowLabels::kPreferences): which tokens belong to which
-// answer, and the sums of token losses by answer.
-// Documents 2 p and 2 p + 1 of a row are the sequences of pair p. A last document without a partner
-// is padding.
-
 // Returns the number of pairs of each row of the batch.
 std::vector<int64_t> CountPairs(const data::Batch& batch);
 
+// The pairs of a batch of rows (data::RowLabels::kPreferences): which tokens belong to which
+// answer, and the sums of token losses by answer.
+//
+// Documents 2 p and 2 p + 1 of a row are the sequences of pair p. A last document without a partner
+// is padding.
 class PairRows {
  public:
   // `batch` has whole rows. With `parallel`, token losses are those of this rank's slice of them.

@@ -256,7 +256,7 @@ TEST(KernelRoutes, EveryRecipeTrainsOnTensorCores) {
       }
       met.insert(name);
       EXPECT_TRUE(config.train.precision == "bf16" || config.train.device == "cpu")
-          << "decay attention in fp32 takes three products for one on a GPU";
+          << "decay attention in fp32 computes three bf16 products per product on a GPU";
       const model::StateTensor memory = model.block(layer).mixer().traits().state.at(0);
       ASSERT_EQ(memory.shape.size(), 3u) << memory.name << " is not [H, K, V]";
       kernels::DecayAttentionArgs args = ArgsOf(config, memory.shape, decayed->second);
