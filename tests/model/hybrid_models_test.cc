@@ -12,6 +12,7 @@
 #include "dist/local_communicator.h"
 #include "model/language_model.h"
 #include "model/mixers/parallel.h"
+#include "model/model_cost.h"
 #include "model/sequence_parallel.h"
 #include "ops/random_tensors.h"
 
@@ -198,6 +199,12 @@ TEST_P(HybridPattern, EveryParameterGetsAGradient) {
     EXPECT_TRUE(grad.isfinite().all().item<bool>()) << name;
     EXPECT_GT(grad.abs().max().item<float>(), 0) << name;
   }
+}
+
+TEST_P(HybridPattern, CountsAddUp) {
+  const auto model = Make(at::kFloat);
+  EXPECT_EQ(model->CountParameters().total(), model->parameters().num_elements());
+  EXPECT_GT(ModelCost(*model, kTokens).ActivationBytesPerToken(4), 0);
 }
 
 TEST_P(HybridPattern, RowsSplitOverRanksGiveTheSameGradients) {
