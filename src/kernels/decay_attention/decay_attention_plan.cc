@@ -194,7 +194,7 @@ void ChooseBatchTiles(const DecayAttentionArgs& args, const DeviceLimits& limits
 void DeviceSchedule(const DecayAttentionArgs& given, const DeviceLimits& limits,
                     int requested_batch_tiles, DecayAttentionPlan& plan) {
   DecayAttentionArgs args = given;
-  args.num_chunks = args.batch * ((args.seq_len + decay::kChunk - 1) / decay::kChunk);
+  args.num_chunks = cuda::NumChunksOfRows(args);
   plan.is_cuda = true;
   plan.forward = cuda::ForwardBlock(args, limits.shared_memory_bytes);
   plan.backward = cuda::BackwardBlock(args, limits.shared_memory_bytes);

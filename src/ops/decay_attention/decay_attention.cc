@@ -6,11 +6,14 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <mutex>
 #include <string>
 #include <utility>
 
 #include "core/error.h"
+#include "core/log.h"
 #include "kernels/decay_attention/cuda/route.h"
+#include "kernels/decay_attention/cuda/workspace.h"
 #include "kernels/decay_attention/decay_attention_args.h"
 #include "ops/decay_attention/decay_attention_internal.h"
 #include "ops/decay_attention/plan_cache.h"
@@ -172,6 +175,22 @@ DecayCall MakeCall(const DecayAttentionInputs& given, const DecayAttentionConfig
   return call;
 }
 
+// Allocates the workspace of a forward or backward. Warns once per process if short documents make
+// it larger than a plan allows.
+at::Tensor Workspace(const DecayCall& call, size_t bytes) {
+  static std::once_flag warned;
+  const kernels::DecayAttentionArgs& args = call.args;
+  if (call.is_cuda() && kernels::cuda::DocumentsExceedWorkspaceLimit(args, bytes))
+    std::call_once(warned, [&] {
+      HL_WARN("kernels", "decay attention: the documents of ", args.batch, " rows of ",
+              args.seq_len, " tokens make up to ", args.num_chunks,
+              " chunks, so its workspace takes ", bytes >> 20, " MiB, more than the limit of ",
+              kernels::cuda::WorkspaceLimit(args) >> 20,
+              " MiB. Use fewer rows per micro-batch if the memory does not suffice.");
+    });
+  return call.Bytes(bytes);
+}
+
 // The tensors that a forward keeps for its backward.
 struct Kept {
   at::Tensor checkpoints;      // bytes, in the kernels' own layout
@@ -230,7 +249,7 @@ DecayForwardResult RunForward(DecayCall& call, const Keep& keep) {
     result.kept.norm_denom = call.Empty({args.batch, args.seq_len, args.num_heads});
     args.norm_denom = MutableDataOrNull(result.kept.norm_denom);
   }
-  const at::Tensor workspace = call.Bytes(kernels::ForwardWorkspaceBytes(args, call.plan));
+  const at::Tensor workspace = Workspace(call, kernels::ForwardWorkspaceBytes(args, call.plan));
   args.workspace = workspace.data_ptr();
   HL_DISPATCH(call.is_cuda(), Forward, args, call.plan);
   args.workspace = nullptr;
@@ -296,7 +315,7 @@ DecayAttentionGrads RunBackward(DecayCall& call, const DecayAttentionConfig& con
       .dinitial_norm = MutableDataOrNull(grads.dinitial_state.norm)};
   if (grads.dlog_decay.defined()) grad_args.dlog_decay = DecayViewOf(grads.dlog_decay);
   if (grads.dkey_scale.defined()) grad_args.dkey_scale = ViewOf(grads.dkey_scale);
-  const at::Tensor workspace = call.Bytes(kernels::BackwardWorkspaceBytes(args, call.plan));
+  const at::Tensor workspace = Workspace(call, kernels::BackwardWorkspaceBytes(args, call.plan));
   grad_args.forward.workspace = workspace.data_ptr();
   HL_DISPATCH(call.is_cuda(), Backward, grad_args, call.plan);
   return grads;

@@ -115,7 +115,7 @@ struct DecayAttentionGrads {
 DecayAttentionGrads Backward(const DecayAttentionInputs& inputs, const DecayAttentionConfig& config,
                              const at::Tensor& dout, const DecayState& dfinal_state);
 
-// A decay per key channel as the product of two matrices and a gate (ops/rows/decay_gate.h):
+// A decay per key channel as the product of two matrices and a gate (ops/rows/decay_gates.h):
 // log_decay = max(scale ln sigmoid(hidden weight^T + bias), floor).
 struct LowRankDecay {
   at::Tensor hidden;  // [B, R]; undefined: none

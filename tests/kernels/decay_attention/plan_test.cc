@@ -215,7 +215,7 @@ TEST(DecayAttentionPlan, WhatRunsTokenByToken) {
   args.log_decay.data = &decay;
   args.decay_kind = DecayKind::kPerTokenChannel;
   EXPECT_EQ(expect_simt(kSmall, "as no block fits the shared memory"), Route::kSimt);
-  // fp32 has two terms per operand. With one decay factor per token, its backward needs 128 KiB.
+  // fp32 has two terms per operand. With one decay factor per token, its backward needs 129 KiB.
   args.decay_kind = DecayKind::kNone, args.log_decay.data = nullptr;
   SetDType(args, DType::kF32);
   EXPECT_EQ(expect_simt(kAda, "as no block fits the shared memory"), Route::kSimt);
@@ -439,6 +439,21 @@ TEST(DecayAttentionPlan, WorkspacesStayWithinTheirLimit) {
       EXPECT_LE(ForwardWorkspaceBytes(args, plan), limit(plan.forward_batch_tiles));
       EXPECT_LE(BackwardWorkspaceBytes(args, plan), limit(plan.backward_batch_tiles));
     }
+}
+
+// A plan does not depend on where documents start. So short documents, each of which starts a
+// chunk, can need more than the limit.
+TEST(DecayAttentionPlan, ShortDocumentsCanExceedTheLimitOfAWorkspace) {
+  DecayAttentionArgs args = ArgsOf({kChannel, 8, 16384, 8, 256, 512});
+  const DecayAttentionPlan plan = MakePlan(args, kHopper);
+  EXPECT_EQ(args.num_chunks, cuda::NumChunksOfRows(args));
+  EXPECT_FALSE(cuda::DocumentsExceedWorkspaceLimit(args, BackwardWorkspaceBytes(args, plan)));
+  EXPECT_FALSE(cuda::DocumentsExceedWorkspaceLimit(args, 2 * cuda::WorkspaceLimit(args)));
+  args.num_chunks = 8 * 1076;  // 820 documents per row
+  const DecayAttentionPlan packed = MakePlan(args, kHopper);
+  EXPECT_EQ(packed.forward_batch_tiles, plan.forward_batch_tiles);
+  EXPECT_EQ(packed.backward_batch_tiles, plan.backward_batch_tiles);
+  EXPECT_TRUE(cuda::DocumentsExceedWorkspaceLimit(args, BackwardWorkspaceBytes(args, packed)));
 }
 
 // A batch tile leaves no multiprocessor idle that the whole batch would use, unless the limit

@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(kThreads) ReduceHeadsKernel(const ReduceHeadsP
 }
 
 // One warp per item. Its lanes share the work items of all sequences in an order that depends only
-// on the shape, and their sums are added as a tree.
+// on the shape and the number of chunks, and their sums are added as a tree.
 __global__ void __launch_bounds__(kThreads)
     ReduceConstantKernel(const ReduceConstantParams params) {
   const int item = static_cast<int>(blockIdx.x) * (kThreads / 32) + WarpId();

@@ -68,13 +68,14 @@ constexpr Instance kInstances[] = {
 
 constexpr int kNormaliserColumns = 64;  // columns
 
-// The normaliser's scan uses blocks with the same width in K and kNormaliserColumns columns, which
-// a plan does not name.
+// The normaliser's scan uses blocks with the same number of terms, the same width in K and
+// kNormaliserColumns columns, which a plan does not name.
 constexpr bool HaveNormaliserBlocks() {
   for (const Instance& instance : kInstances) {
     bool found = false;
     for (const Instance& ones : kInstances)
-      found = found || (ones.k == instance.k && ones.v == kNormaliserColumns);
+      found = found || (ones.terms == instance.terms && ones.k == instance.k &&
+                        ones.v == kNormaliserColumns);
     if (!found || instance.v < kNormaliserColumns)
       return false;  // no such block needs more shared memory
   }

@@ -338,6 +338,12 @@ size_t TensorBytes(const DecayAttentionArgs& args) {
 size_t WorkspaceLimit(const DecayAttentionArgs& args) {
   return std::max(kLargeWorkspace, 3 * TensorBytes(args));
 }
+int NumChunksOfRows(const DecayAttentionArgs& args) {
+  return args.batch * ((args.seq_len + decay::kChunk - 1) / decay::kChunk);
+}
+bool DocumentsExceedWorkspaceLimit(const DecayAttentionArgs& args, size_t bytes) {
+  return args.num_chunks > NumChunksOfRows(args) && bytes > WorkspaceLimit(args);
+}
 
 int ChooseNumBatchTiles(const DecayAttentionArgs& args, const BatchTileBlocks& blocks,
                         const std::function<size_t(int batch_tiles)>& bytes_of) {

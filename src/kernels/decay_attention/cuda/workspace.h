@@ -136,8 +136,13 @@ size_t TensorBytes(const DecayAttentionArgs& args);
 // The limit for a workspace, without the states of segments, as far as one row per tile allows: 2
 // GiB, or three times TensorBytes. A single row needs up to seven times its own tensors, for
 // example if 99 KiB of shared memory split K 256 and V 512 with a normaliser, and more if many
-// heads share q, k or v.
+// heads share q, k or v. Plans keep the limit for rows that are one document each. Short documents
+// make more chunks, and a workspace can then exceed the limit.
 size_t WorkspaceLimit(const DecayAttentionArgs& args);
+// The number of chunks of rows that are one document each, which is the number that plans assume.
+int NumChunksOfRows(const DecayAttentionArgs& args);
+// Whether a workspace of `bytes` exceeds the limit and has chunks that plans do not assume.
+bool DocumentsExceedWorkspaceLimit(const DecayAttentionArgs& args, size_t bytes);
 
 // The number of blocks per row of the batch, and the number that run at once.
 struct BatchTileBlocks {

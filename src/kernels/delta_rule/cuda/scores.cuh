@@ -1,5 +1,5 @@
 // The scores of a chunk: L in shared memory, and A in the workspace (for token_scan.cuh in shared
-// memory, too).
+// memory instead).
 //
 // With decays per token, a score is a product of rows times a weight from the tables. With decays
 // per channel, scores of two tiles are products of decayed operands. For row tile i, a reader
