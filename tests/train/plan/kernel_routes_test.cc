@@ -300,6 +300,29 @@ TEST(KernelRoutes, CountsTheLibTorchFormOfTheDeltaRuleWithoutKernels) {
   EXPECT_GT(mixer.GpuActivationBytesPerToken(64, 4), 4.0 * 6 * 2 * 256 * 512 / 64);
 }
 
+// The plan counts the states that a GPU keeps of decays per channel: in fp32 they have two terms.
+TEST(KernelRoutes, CountsTheKeptStatesOfDecaysPerChannel) {
+  const std::filesystem::path folder = std::filesystem::path(test::kSourceDir) / "launch/recipes";
+  const RunConfig config = LoadRunConfig(folder / "gla_340m.textproto", {"model.vocab_size=259"});
+  const model::LanguageModel model(config.model);
+  const model::Mixer& mixer = model.block(0).mixer();
+  const std::vector<int64_t> state = mixer.traits().state.at(0).shape;
+  kernels::DecayAttentionArgs args = ArgsOf(config, state, kDecayed.at("gla"));
+  float decay = 0;
+  args.log_decay.data = &decay;
+  const double tokens = 64.0 * args.num_chunks;
+  const double on_cpu = 4 * static_cast<double>(state[0] * state[1] * state[2]) / 256;
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    for (kernels::TensorView* view : {&args.q, &args.k, &args.v, &args.out}) view->dtype = dtype;
+    const auto kept =
+        static_cast<double>(CheckpointBytes(args, MakePlan(args, kDevices[1].limits)));
+    // The checkpoints have a slot more per sequence.
+    const double slots = static_cast<double>(args.num_chunks) / 2;
+    EXPECT_DOUBLE_EQ(mixer.GpuActivationBytesPerToken(args.seq_len, dtype == DType::kF32 ? 4 : 2),
+                     kept * slots / (slots + args.num_sequences) / tokens - on_cpu);
+  }
+}
+
 // The expected layout of a recipe's layers on a device. A change of the rules that select it must
 // change this table. Blocks of the backward are those of its reverse scan, which are smaller by
 // warpgroups.

@@ -24,7 +24,9 @@
 namespace halflife::model {
 namespace {
 
-constexpr double kTokensPerKeptState = 256;  // backward keeps one state per 256 tokens
+// Backward keeps one fp32 state per 256 tokens on the CPU. On a GPU, that is the size of two bf16
+// terms per 256 tokens, or of one term per 128 tokens; see GpuActivationBytesPerToken.
+constexpr double kTokensPerKeptState = 256;
 
 class DecayRecurrence : public Recurrence {
  public:
@@ -36,6 +38,7 @@ class DecayRecurrence : public Recurrence {
   at::Tensor Step(const RecurrenceInputs& inputs, const SequenceSlice& token,
                   std::span<at::Tensor> state) const override;
   RecurrenceCost CostPerToken(int64_t seq_len) const override;
+  double GpuActivationBytesPerToken(int64_t bytes_per_element) const override;
   double WorkspaceBytes(const GpuBatch& batch) const override;
 
  private:
@@ -276,6 +279,15 @@ RecurrenceCost DecayRecurrence::CostPerToken(int64_t seq_len) const {
   cost.fp32_activations += static_cast<double>(features * heads_.head_dim_v) / kTokensPerKeptState +
                            static_cast<double>(heads_.num_heads * normalised());
   return cost;
+}
+
+// With decays per channel, a GPU keeps a state per 128 tokens. It has two bf16 terms for fp32
+// operands and with the kernels' normaliser, and is then twice what CostPerToken counts.
+double DecayRecurrence::GpuActivationBytesPerToken(int64_t bytes_per_element) const {
+  const bool two_terms = bytes_per_element > 2 || normalised();
+  if (!kernels::IsPerChannel(KernelDecay()) || !two_terms) return 0;
+  const int64_t state = heads_.num_heads * heads_.num_features * heads_.head_dim_v;
+  return 4 * static_cast<double>(state) / kTokensPerKeptState;
 }
 
 kernels::DecayKind DecayRecurrence::KernelDecay() const {

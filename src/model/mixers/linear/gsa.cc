@@ -138,6 +138,9 @@ class SlotRecurrence : public Recurrence {
     cost.fp32_activations += 2 * gates + slots;  // log decay, expm1 of it, probabilities
     return cost;
   }
+  double GpuActivationBytesPerToken(int64_t bytes_per_element) const override {
+    return values_->GpuActivationBytesPerToken(bytes_per_element);
+  }
   double WorkspaceBytes(const GpuBatch& batch) const override {
     return std::max(keys_->WorkspaceBytes(batch), values_->WorkspaceBytes(batch));
   }

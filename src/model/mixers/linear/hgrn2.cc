@@ -80,6 +80,9 @@ class ForgetGateRecurrence : public Recurrence {
     cost.fp32_activations += static_cast<double>(num_channels_);  // the log decay
     return cost;
   }
+  double GpuActivationBytesPerToken(int64_t bytes_per_element) const override {
+    return decayed_->GpuActivationBytesPerToken(bytes_per_element);
+  }
   double WorkspaceBytes(const GpuBatch& batch) const override {
     return decayed_->WorkspaceBytes(batch);
   }
