@@ -19,6 +19,20 @@ constexpr DeltaDecay kDecays[] = {DeltaDecay::kNone, DeltaDecay::kPerToken,
                                   DeltaDecay::kPerTokenChannel};
 constexpr double kFp32 = 2e-6, kBf16 = 8e-3;
 
+// By warpgroups, heads of the first widths take warpgroup_scan.cuh. Those of the second ones take
+// token_scan.cuh, unless decays are per channel.
+struct Widths {
+  int K, V;
+};
+constexpr Widths kPartialTiles = {24, 40}, kWholeTiles = {64, 64};
+
+void ExpectScan(const Problem& problem) {
+  const Case& c = problem.config;
+  EXPECT_EQ(delta::CanScanTokensByWgmma(Call<Bf16>(problem).grads.forward),
+            c.warpgroups && c.K == kWholeTiles.K && c.decay != DeltaDecay::kPerTokenChannel)
+      << Describe(problem);
+}
+
 Result ForwardPart(Result result) {
   return {{"out", result.at("out")}, {"final_state", result.at("final_state")}};
 }
@@ -58,9 +72,6 @@ TEST(DeltaRuleCuda, EqualsTheOracle) {
 
 // Each padded width of K, odd widths (whose rows are not aligned), and several slices of V.
 TEST(DeltaRuleCuda, WidthsEqualTheOracle) {
-  struct Widths {
-    int K, V;
-  };
   uint64_t seed = 100;
   for (const DeltaDecay decay : kDecays)
     for (const Widths widths : {Widths{64, 64}, {128, 128}, {23, 17}, {100, 200}, {16, 1}})
@@ -177,16 +188,32 @@ TEST(DeltaRuleCuda, DocumentStartsEqualSeparateDocuments) {
     }
 }
 
-TEST(DeltaRuleCuda, RunsWithoutStatesAndTokens) {
-  const Problem problem = MakeProblem({.B = 1, .T = 70, .H = 1}, 3);
+template <typename S>
+void ExpectRunsWithoutStates(const Problem& problem, double bound) {
+  ExpectScan(problem);
   Problem zero = problem;
   zero.data.initial_state.assign(zero.data.initial_state.size(), 0.0);
-  Call<float> call(problem);
+  Call<S> call(problem);
   call.grads.forward.initial_state = nullptr;
   call.grads.forward.final_state = nullptr;
   call.grads.forward.checkpoints = nullptr;
   RunForward(call);
-  EXPECT_LE(Compare(call.out.values(), Oracle(zero).at("out")).relative, kFp32);
+  EXPECT_LE(Compare(call.out.values(), Oracle(zero).at("out")).relative, bound)
+      << Describe(problem);
+}
+
+TEST(DeltaRuleCuda, RunsWithoutStatesAndTokens) {
+  ExpectRunsWithoutStates<float>(MakeProblem({.B = 1, .T = 70, .H = 1}, 3), kFp32);
+  for (const Widths widths : {kPartialTiles, kWholeTiles})
+    ExpectRunsWithoutStates<Bf16>(MakeProblem({.B = 1,
+                                               .T = 70,
+                                               .H = 1,
+                                               .K = widths.K,
+                                               .V = widths.V,
+                                               .bf16 = true,
+                                               .warpgroups = true},
+                                              3),
+                                  kBf16);
 
   const Problem empty = MakeProblem({.B = 2, .T = 0, .H = 1}, 3);
   EXPECT_EQ(RunCudaForward<float>(empty).at("final_state"), empty.data.initial_state);
@@ -194,38 +221,55 @@ TEST(DeltaRuleCuda, RunsWithoutStatesAndTokens) {
 
 // ---- properties in bits ----
 
+// Halves the operands from token `changed` of 130 on.
+void ExpectSameBitsBefore(const Problem& problem, int changed) {
+  ExpectScan(problem);
+  Problem other = problem;
+  for (Values* x :
+       {&other.data.q, &other.data.k, &other.data.v, &other.data.beta, &other.data.log_decay})
+    for (size_t i = changed * (x->size() / 130); i < x->size(); ++i) (*x)[i] *= 0.5;
+  Values before = RunCudaForward<Bf16>(problem)["out"];
+  Values after = RunCudaForward<Bf16>(other)["out"];
+  EXPECT_NE(before, after);
+  before.resize(static_cast<size_t>(changed) * problem.config.V);
+  after.resize(before.size());
+  EXPECT_EQ(before, after) << "token " << changed << ", " << Describe(problem);
+}
+
 TEST(DeltaRuleCuda, LaterTokensDoNotChangeEarlierOutputs) {
   for (const DeltaDecay decay : kDecays)
     for (const int changed : {1, 16, 40, 63, 64, 100}) {
-      const Problem problem = MakeProblem(
-          {.B = 1, .T = 130, .H = 1, .decay = decay, .bf16 = true, .warpgroups = changed % 16 != 0},
-          47);
-      Problem other = problem;
-      for (Values* x :
-           {&other.data.q, &other.data.k, &other.data.v, &other.data.beta, &other.data.log_decay})
-        for (size_t i = changed * (x->size() / 130); i < x->size(); ++i) (*x)[i] *= 0.5;
-      Values before = RunCudaForward<Bf16>(problem)["out"];
-      Values after = RunCudaForward<Bf16>(other)["out"];
-      EXPECT_NE(before, after);
-      before.resize(static_cast<size_t>(changed) * problem.config.V);
-      after.resize(before.size());
-      EXPECT_EQ(before, after) << "token " << changed << ", " << Describe(problem);
+      Case config = {.B = 1, .T = 130, .H = 1, .decay = decay, .bf16 = true};
+      config.warpgroups = changed % 16 != 0;
+      ExpectSameBitsBefore(MakeProblem(config, 47), changed);
+      config.K = kWholeTiles.K, config.V = kWholeTiles.V;
+      config.warpgroups = true;
+      ExpectSameBitsBefore(MakeProblem(config, 47), changed);
     }
 }
 
 TEST(DeltaRuleCuda, RepeatsItsBits) {
-  for (const DeltaDecay decay : kDecays) {
-    const Problem problem =
-        MakeProblem({.T = 150, .H = 2, .per_head = 2, .decay = decay, .bf16 = true}, 53);
-    for (const Problem& one : {problem, ByWarpgroups(problem)})
-      ExpectSameBits(one, RunCudaForward<Bf16>(one), RunCudaForward<Bf16>(one));
-  }
+  for (const DeltaDecay decay : kDecays)
+    for (const Widths widths : {kPartialTiles, kWholeTiles}) {
+      const Problem problem = MakeProblem({.T = 150,
+                                           .H = 2,
+                                           .per_head = 2,
+                                           .K = widths.K,
+                                           .V = widths.V,
+                                           .decay = decay,
+                                           .bf16 = true},
+                                          53);
+      for (const Problem& one : {problem, ByWarpgroups(problem)}) {
+        ExpectScan(one);
+        ExpectSameBits(one, RunCudaForward<Bf16>(one), RunCudaForward<Bf16>(one));
+      }
+    }
 }
 
 // Compares what a NaN must not reach: other documents and heads, tokens before its tile of 16 (by
 // warpgroups: before its chunk) and, for a NaN in q, all other tokens.
 template <typename S>
-void ExpectNanIsolation(bool warpgroups) {
+void ExpectNanIsolation(bool warpgroups, Widths widths = kPartialTiles) {
   constexpr int kT = 200, kBegin = 30, kEnd = 150, kNan = 70;
   const int first_reached = warpgroups ? kBegin : 62;
   for (const DeltaDecay decay : kDecays)
@@ -235,10 +279,13 @@ void ExpectNanIsolation(bool warpgroups) {
       Problem problem = MakeProblem({.B = 1,
                                      .T = kT,
                                      .H = 2,
+                                     .K = widths.K,
+                                     .V = widths.V,
                                      .decay = decay,
                                      .warpgroups = warpgroups,
                                      .document_starts = {kBegin, kEnd}},
                                     71);
+      ExpectScan(problem);
       Values& values = problem.data.*operand;
       if (values.empty()) continue;
       const Result clean = RunCudaForward<S>(problem);
@@ -264,6 +311,7 @@ void ExpectNanIsolation(bool warpgroups) {
 TEST(DeltaRuleCuda, ANanStaysInItsDocumentAndHead) {
   ExpectNanIsolation<float>(/*warpgroups=*/false);
   ExpectNanIsolation<Bf16>(/*warpgroups=*/true);
+  ExpectNanIsolation<Bf16>(/*warpgroups=*/true, kWholeTiles);
 }
 
 // ---- the parts of a backward ----

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "core/error.h"
+#include "kernels/delta_rule/cuda/passes.h"
 #include "kernels/delta_rule/cuda/run_cuda.h"
 #include "tools/cuda_emulator/counts.h"
 
@@ -80,31 +81,38 @@ TEST(DeltaRuleCudaGradients, RepetitionsHaveEqualBits) {
 }
 
 // A recorded CUDA graph is replayed for rows with other documents, so its table has unused entries.
-TEST(DeltaRuleCudaGradients, UnusedChunksChangeNoBit) {
-  const auto run = [](const Problem& problem) {
-    return problem.config.bf16 ? RunCuda<Bf16>(problem) : RunCuda<float>(problem);
+void ExpectUnusedChunksChangeNoBit(Problem problem) {
+  const auto run = [](const Problem& one) {
+    return one.config.bf16 ? RunCuda<Bf16>(one) : RunCuda<float>(one);
   };
+  problem.config.unused_chunks = 0;
+  const Result want = run(problem);
+  problem.config.unused_chunks = 13;
+  ExpectSameBits(problem, run(problem), want);
+}
+
+// Heads with K = 64 by warpgroups take token_scan.cuh, unless decays are per channel.
+TEST(DeltaRuleCudaGradients, UnusedChunksChangeNoBit) {
   for (const bool bf16 : {true, false})
-    for (const DeltaDecay decay : kDecays) {
-      Problem problem = MakeProblem({.B = 2,
-                                     .T = 100,
-                                     .H = 1,
-                                     .per_head = 2,
-                                     .K = 40,
-                                     .V = 64,
-                                     .decay = decay,
-                                     .bf16 = bf16,
-                                     .document_starts = {0, 10, 64, 100, 101}},
-                                    44);
-      for (const bool warpgroups : {false, true}) {
-        if (warpgroups && !bf16) continue;
-        problem.config.warpgroups = warpgroups;
-        problem.config.unused_chunks = 0;
-        const Result want = run(problem);
-        problem.config.unused_chunks = 13;
-        ExpectSameBits(problem, run(problem), want);
+    for (const DeltaDecay decay : kDecays)
+      for (const int K : {40, 64}) {
+        const Problem problem = MakeProblem({.B = 2,
+                                             .T = 100,
+                                             .H = 1,
+                                             .per_head = 2,
+                                             .K = K,
+                                             .V = 64,
+                                             .decay = decay,
+                                             .bf16 = bf16,
+                                             .document_starts = {0, 10, 64, 100, 101}},
+                                            44);
+        if (K == 40) ExpectUnusedChunksChangeNoBit(problem);
+        if (!bf16) continue;
+        const Problem by_warpgroups = ByWarpgroups(problem);
+        EXPECT_EQ(delta::CanScanTokensByWgmma(Call<Bf16>(by_warpgroups).grads.forward),
+                  K == 64 && decay != DeltaDecay::kPerTokenChannel);
+        ExpectUnusedChunksChangeNoBit(by_warpgroups);
       }
-    }
 }
 
 TEST(DeltaRuleCudaGradients, AnEmptySequencePassesTheGradientOfItsState) {
