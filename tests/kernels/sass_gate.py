@@ -28,7 +28,12 @@ LOCAL_MEMORY = ("LDL", "STL")
 # that is missing in the input fails too, so that the table follows the code.
 MMA = (("HMMA", "mma.sync"), ("LDSM", "ldmatrix"), ("LDGSTS", "cp.async"))
 WARPGROUPS = (("LDSM", "ldmatrix"), ("HGMMA", "wgmma"), ("UTMALDG", "bulk copies"))
+# fp32 operands are split into two bf16 terms between global and shared memory, so they pass through registers.
+TWO_TERMS = MMA[:2]
 RULES = {
+    r"ChunkScanKernel<ChunkScanConfig<\d+, \d+, \w+, 2": TWO_TERMS,
+    r"ReverseScanKernel<ReverseScanConfig<\d+, \d+, \d+, 2": TWO_TERMS,
+    r"StateScanKernel<StateScanConfig<\d+, \d+, \w+, 2": TWO_TERMS,
     "ChunkScanKernel": MMA,
     "ChannelScanKernel": MMA,
     "ReverseScanKernel": MMA,
