@@ -142,7 +142,7 @@ TEST(RecipeText, AForeignNameIsAnsweredWhereverItIs) {
                   "Use model { mixer { rebased { num_heads: 4 } } }.");
   EXPECT_HL_ERROR(Recipe("wandb { project: 'x' }"), kUsage,
                   "my.textproto:1:1: 'wandb' is not a field of a recipe. halflife does not support "
-                  "it. Use the run's metrics.jsonl");
+                  "it. Send the run's metrics.jsonl");
   EXPECT_HL_ERROR(Set("trainer.max_steps=4"), kUsage, "Use --set train.steps=1000.");
   EXPECT_HL_ERROR(Set("model.mixer=rwkv6"), kUsage,
                   "--set model.mixer: 'rwkv6' is not a variant of model.mixer. halflife does not "
