@@ -223,8 +223,8 @@ TEST_F(Answers, ChatsUseTheTemplate) {
   EXPECT_EQ(content[0]["top_logprobs"].size(), 2u);
 }
 
-// What the openai package sends besides the fields that have an effect, and a message of an answer
-// that is sent back as it came (message.model_dump()).
+// Fields that the openai package sends besides those that have an effect, and a message of an
+// answer that is sent back as it came (message.model_dump()).
 TEST_F(Answers, FieldsOfTheOpenAiPackageThatChangeNothing) {
   const json user = {{"role", "user"}, {"content", "Hi"}};
   json plain = {

@@ -54,7 +54,7 @@ std::vector<std::string> OptionsOf(const CLI::App& app) {
   return names;
 }
 
-// What to use for the subcommands of other programs (litgpt, tune, lm_eval).
+// Advice for the subcommands of other programs (litgpt, tune, lm_eval).
 std::string Equivalent(const std::string& word) {
   static constexpr const char* kForeign[][2] = {
       {"chat", "generate --chat"},

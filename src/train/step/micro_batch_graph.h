@@ -45,7 +45,7 @@ class MicroBatchGraph {
   int64_t num_replays() const { return num_replays_; }
 
  private:
-  // What the launches of a micro-batch depend on.
+  // The launches of a micro-batch depend only on these properties.
   struct Form {
     int64_t batch = 0, seq_len = 0;
     int64_t num_loss_rows = 0;  // the head computes only tokens with a target if these are few

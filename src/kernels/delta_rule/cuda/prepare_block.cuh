@@ -38,7 +38,8 @@ struct PrepareConfig {
   static constexpr int kMinBlocksPerSm = 2 * kSmemBytes <= kMaxSharedBytesPerBlock ? 2 : 1;
 };
 
-// What token_scan.cuh needs. There are no products of X with k and v, so X can take their place.
+// Prepares the operands of token_scan.cuh. There are no products of X with k and v, so X can take
+// their place.
 template <int kK_>
 struct PrepareTokensConfig {
   using T = bf16;

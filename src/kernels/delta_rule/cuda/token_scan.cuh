@@ -30,7 +30,7 @@ struct TokenScanConfig {
   static constexpr int kK = kK_;
   static constexpr int kWarps = 4;  // of a warpgroup
   static constexpr int kThreads = 3 * 32 * kWarps;
-  // Of a thread, in each warpgroup. Without the transfer there would be 168 for all.
+  // Registers of a thread, in each warpgroup. Without the transfer, all would have 168.
   static constexpr int kStateRegisters = 240, kOutputRegisters = 152, kLoadRegisters = 40;
   static_assert(kStateRegisters + kOutputRegisters + kLoadRegisters <= 3 * 168);
   static constexpr int kStages = kK > 128 ? 2 : 3;
