@@ -1,9 +1,11 @@
 #include "ckpt/step_writer.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "ckpt/merged_weights.h"
 #include "ckpt/step_dir.h"
+#include "core/clock.h"
 #include "core/error.h"
 #include "core/files.h"
 
@@ -66,6 +68,27 @@ void WriteStep(const fs::path& out, Manifest manifest, const dist::ParameterLayo
     fs::remove_all(temporary, error);
     throw;
   }
+}
+
+void WriteMainWeights(const fs::path& out, StepState state,
+                      const std::vector<dist::ParamSpec>& specs,
+                      const std::function<void(const std::string& tensor, int64_t begin,
+                                               int64_t end, float* out)>& read) {
+  const dist::ParameterLayout layout(specs, {.num_slices = 1});
+  Manifest manifest{.state = std::move(state),
+                    .attempt = {},
+                    .unix_ms = UnixMilliseconds(),
+                    .hosts = {},
+                    .files = {},
+                    .arrays = ArrayEntries(layout, {kMainArray}),
+                    .tensors = TensorEntries(layout)};
+  WriteStep(out, std::move(manifest), layout, [&](int rank) {
+    ShardPlan plan = PlanShard(layout, {kMainArray}, rank);
+    plan.fill = [&read](const ShardPiece& piece, int64_t begin, int64_t end, float* values) {
+      read(piece.tensor, begin, end, values);
+    };
+    return plan;
+  });
 }
 
 void ReshardStep(const StepReader& step, int world_size, const fs::path& out) {

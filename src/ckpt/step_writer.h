@@ -19,6 +19,13 @@ namespace halflife::ckpt {
 void WriteStep(const std::filesystem::path& out, Manifest manifest,
                const dist::ParameterLayout& layout, const std::function<ShardPlan(int rank)>& plan);
 
+// Writes a new step with main weights only, in one shard. read(tensor, begin, end, out) gives the
+// values of a parameter, block by block. Throws the same errors as WriteStep.
+void WriteMainWeights(const std::filesystem::path& out, StepState state,
+                      const std::vector<dist::ParamSpec>& specs,
+                      const std::function<void(const std::string& tensor, int64_t begin,
+                                               int64_t end, float* out)>& read);
+
 // Writes a copy of a step, split into shards for another world size, in one pass. Loading a step
 // does not need this. It is for copies that other tools read, and for large numbers of new ranks,
 // each of which should find its slice in one file. Throws the same errors as WriteStep.

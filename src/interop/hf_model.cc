@@ -7,7 +7,6 @@
 
 #include "ckpt/step_dir.h"
 #include "ckpt/step_writer.h"
-#include "core/clock.h"
 #include "core/error.h"
 #include "core/files.h"
 #include "core/log.h"
@@ -227,25 +226,6 @@ ckpt::StepState StepZero(const HfModel& model, const std::string& run_config_tex
   return state;
 }
 
-void WriteWeights(const HfModel& model, ckpt::StepState state, const fs::path& ckpt_dir) {
-  const dist::ParameterLayout layout(model::LanguageModel(model.config()).parameters().specs(),
-                                     {.num_slices = 1});
-  ckpt::Manifest manifest{.state = std::move(state),
-                          .attempt = {},
-                          .unix_ms = UnixMilliseconds(),
-                          .hosts = {},
-                          .files = {},
-                          .arrays = ckpt::ArrayEntries(layout, {ckpt::kMainArray}),
-                          .tensors = ckpt::TensorEntries(layout)};
-  ckpt::WriteStep(ckpt_dir / ckpt::StepName(0), std::move(manifest), layout, [&](int rank) {
-    ckpt::ShardPlan plan = ckpt::PlanShard(layout, {ckpt::kMainArray}, rank);
-    plan.fill = [&model](const ckpt::ShardPiece& piece, int64_t begin, int64_t end, float* out) {
-      model.ReadRange(piece.tensor, begin, end, out);
-    };
-    return plan;
-  });
-}
-
 }  // namespace
 
 ImportReport ImportModel(const HfModel& model, const std::string& run_config_text,
@@ -265,7 +245,12 @@ ImportReport ImportModel(const HfModel& model, const std::string& run_config_tex
   HL_CHECK_AS(ExitCode::kCheckpointIo, !error, "cannot create ", temporary.string(), ": ",
               error.message());
   try {
-    WriteWeights(model, StepZero(model, run_config_text), temporary / "ckpt");
+    const std::vector<dist::ParamSpec> specs =
+        model::LanguageModel(model.config()).parameters().specs();
+    ckpt::WriteMainWeights(temporary / "ckpt" / ckpt::StepName(0), StepZero(model, run_config_text),
+                           specs,
+                           [&model](const std::string& name, int64_t begin, int64_t end,
+                                    float* out) { model.ReadRange(name, begin, end, out); });
     AtomicWriteFile(temporary / "config.textproto", run_config_text, ExitCode::kCheckpointIo);
     if (tokenizer != nullptr) {
       fs::create_directories(temporary / "tokenizer");

@@ -8,6 +8,7 @@
 #include "core/fault.h"
 #include "dist/rank_context.h"
 #include "support/expect_error.h"
+#include "support/mpi_main.h"
 
 namespace halflife::ckpt::test {
 namespace {
@@ -85,19 +86,10 @@ TEST_F(MpiStoreTest, ALateRankCancelsOnlyTheSave) {
 
 int Main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
-  const std::string wanted = argc > 1 ? argv[1] : "";
   const auto owner = dist::RankContext::Create({.timeout_s = 60});
   context = owner.get();
-  if (wanted != Concat("--ranks=", owner->world_size())) {
-    std::fprintf(stderr, "world of %d, but %s was asked for\n", owner->world_size(),
-                 wanted.c_str());
-    owner->AbortWorld(1);
-  }
-  int32_t failed = RUN_ALL_TESTS();
-  owner->control()
-      .AllReduce(Ref(&failed, 1), dist::ReduceOp::kMax, {"verdict", 0}, nullptr)
-      .WaitHost();
-  return failed;
+  halflife::test::RequireRanks(*context, argc, argv);
+  return halflife::test::RunTestsOnAllRanks(*context);
 }
 
 }  // namespace

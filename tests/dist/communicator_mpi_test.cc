@@ -14,6 +14,7 @@
 #include "dist/mpi_engine.h"
 #include "dist/rank_context.h"
 #include "support/expect_error.h"
+#include "support/mpi_main.h"
 
 namespace halflife::dist {
 namespace {
@@ -219,14 +220,8 @@ int Main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   const std::unique_ptr<RankContext> owned = RankContext::Create({.timeout_s = 60});
   context = owned.get();
-  const std::string wanted = argc > 1 ? argv[1] : "";
-  if (wanted != "--ranks=" + std::to_string(context->world_size())) {
-    std::cerr << "the world has " << context->world_size() << " ranks, not " << wanted << "\n";
-    context->AbortWorld(1);
-  }
-  int32_t failed = RUN_ALL_TESTS();
-  context->control().AllReduce(Ref(&failed, 1), ReduceOp::kMax, {"verdict", 0}, nullptr).WaitHost();
-  return failed;
+  halflife::test::RequireRanks(*context, argc, argv);
+  return halflife::test::RunTestsOnAllRanks(*context);
 }
 
 }  // namespace

@@ -8,11 +8,11 @@
 #include <cstdint>
 #include <iostream>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "dist/collective_cases.h"
 #include "dist/rank_context.h"
+#include "support/mpi_main.h"
 
 namespace halflife::dist {
 namespace {
@@ -100,20 +100,13 @@ int Main(int argc, char** argv) {
   }
   const std::unique_ptr<RankContext> owned = RankContext::Create({.timeout_s = 60});
   context = owned.get();
-  // With another number of ranks, for example after a failed launch, fewer cases would be tested.
-  const std::string wanted = argc > 1 ? argv[1] : "";
-  if (wanted != "--ranks=" + std::to_string(context->world_size())) {
-    std::cerr << "the world has " << context->world_size() << " ranks, not " << wanted << "\n";
-    context->AbortWorld(1);
-  }
+  halflife::test::RequireRanks(*context, argc, argv);
   // All ranks would write the same report.
   if (context->rank() > 0) GTEST_FLAG_SET(output, "");
   gpu = {Device::Kind::kCuda, context->local_rank() % num_gpus};
   EXPECT_EQ(cudaSetDevice(gpu.index), cudaSuccess);
   context->UseDevice(gpu);
-  int32_t failed = RUN_ALL_TESTS();
-  context->control().AllReduce(Ref(&failed, 1), ReduceOp::kMax, {"verdict", 0}, nullptr).WaitHost();
-  return failed;
+  return halflife::test::RunTestsOnAllRanks(*context);
 }
 
 }  // namespace

@@ -15,7 +15,6 @@
 
 #include "ckpt/merged_weights.h"
 #include "ckpt/step_writer.h"
-#include "core/clock.h"
 #include "core/error.h"
 #include "core/files.h"
 
@@ -185,7 +184,6 @@ WarmStartReport WarmStart(const ckpt::WeightSource& source, const WarmStartRules
 
 void WriteLoraBase(const fs::path& run, const std::vector<dist::ParamSpec>& specs,
                    const StartValues& values, const ckpt::StepState& state) {
-  const dist::ParameterLayout layout(specs, {.num_slices = 1});
   ckpt::StepState of_base;
   of_base.run_id = state.run_id;
   of_base.run_config_text = state.run_config_text;
@@ -194,27 +192,17 @@ void WriteLoraBase(const fs::path& run, const std::vector<dist::ParamSpec>& spec
   of_base.versions = state.versions;
   std::error_code ignored;
   fs::remove_all(run / ckpt::kLoraBaseFolder, ignored);  // of a start that failed
-  ckpt::Manifest manifest{.state = std::move(of_base),
-                          .attempt = {},
-                          .unix_ms = UnixMilliseconds(),
-                          .hosts = {},
-                          .files = {},
-                          .arrays = ckpt::ArrayEntries(layout, {ckpt::kMainArray}),
-                          .tensors = ckpt::TensorEntries(layout)};
-  int current = -1;  // the parameter in `tensor`
+  int current = -1;                                      // the parameter in `tensor`
   at::Tensor tensor;
-  ckpt::WriteStep(run / ckpt::kLoraBaseFolder, std::move(manifest), layout, [&](int rank) {
-    ckpt::ShardPlan plan = ckpt::PlanShard(layout, {ckpt::kMainArray}, rank);
-    plan.fill = [&](const ckpt::ShardPiece& piece, int64_t begin, int64_t end, float* out) {
-      const auto spec = std::ranges::find(specs, piece.tensor, &dist::ParamSpec::name);
-      const int param = static_cast<int>(spec - specs.begin());
-      if (param != current) tensor = values.Of(param).contiguous();
-      current = param;
-      const float* const data = tensor.const_data_ptr<float>();
-      std::copy(data + begin, data + end, out);
-    };
-    return plan;
-  });
+  ckpt::WriteMainWeights(run / ckpt::kLoraBaseFolder, std::move(of_base), specs,
+                         [&](const std::string& name, int64_t begin, int64_t end, float* out) {
+                           const auto spec = std::ranges::find(specs, name, &dist::ParamSpec::name);
+                           const int param = static_cast<int>(spec - specs.begin());
+                           if (param != current) tensor = values.Of(param).contiguous();
+                           current = param;
+                           const float* const data = tensor.const_data_ptr<float>();
+                           std::copy(data + begin, data + end, out);
+                         });
 }
 
 void CopyLoraBase(const fs::path& step, const fs::path& run, const std::string& run_id) {

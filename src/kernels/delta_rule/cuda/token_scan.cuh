@@ -142,12 +142,6 @@ HL_DEVICE void LoadTokenChunks(const TokenScanShared<Config>& smem, const ScanPa
   }
 }
 
-// Arrives for a warp whose lanes have done what the barrier stands for.
-HL_DEVICE void ArriveByWarp(uint64_t* barrier) {
-  __syncwarp();
-  if (LaneId() == 0) MbarrierArrive(barrier);
-}
-
 // Stores an operand of the warp's 16 rows to a tile of 64 rows in pieces.
 template <int kSteps>
 HL_DEVICE void StoreOperand(const uint32_t (&x)[kSteps][4], bf16* tile) {

@@ -175,12 +175,18 @@ HL_DEVICE RingStage WaitForChunk(const Ring<Config>& ring, int i) {
   MbarrierWait(ring.full + stage, static_cast<uint32_t>(i / Config::kStages & 1));
   return ring.Stage(stage);
 }
+
+// Arrives once for the whole warp, after all of its lanes have come here.
+HL_DEVICE void ArriveByWarp(uint64_t* barrier) {
+  __syncwarp();
+  if (LaneId() == 0) MbarrierArrive(barrier);
+}
+
 // Releases chunk i, after the warp's last read of it.
 template <typename Config>
 HL_DEVICE void ReleaseChunk(const Ring<Config>& ring, int i) {
   if constexpr (Config::kBorrowsStage) FenceProxyAsync();
-  __syncwarp();
-  if (LaneId() == 0) MbarrierArrive(ring.empty + i % Config::kStages);
+  ArriveByWarp(ring.empty + i % Config::kStages);
 }
 
 // The accumulators from `tile` on, rounded, as operands.
