@@ -47,6 +47,6 @@ struct SequenceChunks {
 };
 
 std::shared_ptr<SequenceChunks> MakeSequenceChunks(kernels::ChunkTableConfig config,
-                                                         at::Device device);
+                                                   at::Device device);
 
 }  // namespace halflife::ops
