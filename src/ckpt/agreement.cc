@@ -21,8 +21,9 @@ using Json = nlohmann::json;
 constexpr char kModelPrefix[] = "model.";
 constexpr char kMixer[] = "model.mixer";  // the model's family
 
-// A name allows the field of that name to change. The name of a part of the model also allows all
-// fields of the part: "model.mixer" allows "model.mixer.gla.num_heads".
+// Returns true if --allow-change NAME covers `field`. A field's name covers that field. The name of
+// a part of the model also covers all fields of the part: "model.mixer" covers
+// "model.mixer.gla.num_heads".
 bool Allows(const std::string& name, const std::string& field) {
   return field == name || (name.starts_with(kModelPrefix) && field.starts_with(name + "."));
 }
@@ -75,7 +76,8 @@ class Comparison {
       Value(prefix + key, ValueOf(stored, key), ValueOf(wanted, key));
   }
 
-  // An array that cannot be loaded. A step without updates has no optimizer state, or only zeros.
+  // Compares the arrays that the run needs with the stored ones. A step without updates is always
+  // accepted, because it has no optimizer state, or only zeros.
   void Arrays(const Manifest& manifest, const ArenaView& arena) {
     std::vector<std::string> stored = manifest.array_names(), wanted;
     for (const ArenaArray& array : arena.arrays) {

@@ -65,7 +65,7 @@ void CheckTensor(const TensorEntry& tensor, const std::string& array, Pieces pie
               " is stored up to ", covered, " of ", tensor.count(), " elements");
 }
 
-// Every tensor has main weights, and the parts of an array are as many as its entry says.
+// Checks that every tensor has main weights, and that an array has as many parts as its entry says.
 void CheckArrays(const Manifest& manifest, const std::string& where) {
   std::map<std::string, uint64_t> elements;  // by array
   for (const TensorEntry& tensor : manifest.tensors) {

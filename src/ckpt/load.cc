@@ -281,11 +281,11 @@ LoadReport LoadSession::Exactly(const fs::path& step_dir) {
   }
 }
 
-// A run that resumes from a step given by name abandons the steps of the other branch before it
-// continues: the newer ones, or all of them if that step is in another folder. If they stayed until
-// its first save, a run that ends earlier would be resumed from them. Those with lower numbers
-// would count as its ancestors: retention would delete the real ones, and a load would fall back to
-// them.
+// Renames the steps that a run abandons when it resumes from a step given by name: the newer steps,
+// or all steps if the given one is in another folder. This happens before the run continues, for
+// two reasons. (1) If such a run ended before its first save, the next start would resume from an
+// abandoned step. (2) Abandoned steps with lower numbers would count as ancestors of the run:
+// retention would delete the real ones, and a load would fall back to the wrong ones.
 void LoadSession::LeaveBranch(LoadReport& report) {
   const std::string own = OnRankZero(control_, {"ckpt_leave_branch", 0}, [&] {
     const auto named = ParseStepName(report.path);

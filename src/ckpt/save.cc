@@ -187,7 +187,8 @@ void SaveSession::WriteOwnPart(Vote* vote) {
   vote->table_hash = file.table_hash;
 }
 
-// All ranks begin to write at the same time, so a rank's own clock shows whether it was late.
+// Fails the save if a rank took more than timeout_s longer than the fastest one. All ranks begin to
+// write at the same time, so their durations can be compared.
 void SaveSession::CheckInTime(const std::vector<Vote>& votes) const {
   const double fastest = std::ranges::min(votes, {}, &Vote::seconds).seconds;
   const auto slowest = std::ranges::max_element(votes, {}, &Vote::seconds);

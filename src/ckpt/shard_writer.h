@@ -43,10 +43,10 @@ std::string ShardName(int rank);  // "rank_00003.safetensors"
 // Slice `rank` of the layout, array by array, without data. Tensors without elements go to rank 0.
 ShardPlan PlanShard(const dist::ParameterLayout& layout, const std::vector<std::string>& arrays,
                     int rank);
-// The same with the arena's data.
+// The same layout, with pointers to the arena's data.
 ShardPlan PlanShard(const ArenaView& arena, int rank);
 
-// The header of the file.
+// Returns the header of the file that the plan describes.
 std::string MakeHeader(const ShardPlan& plan, const ShardLabel& label);
 
 // Allocates, writes, fsyncs and closes the file. Throws Error kCheckpointIo. Throws Error
@@ -57,7 +57,7 @@ Manifest WriteShard(const std::filesystem::path& dir, const ShardPlan& plan,
 
 // Returns tensor entries without fragments, in registration order.
 std::vector<TensorEntry> TensorEntries(const dist::ParameterLayout& layout);
-// The entries of fp32 arrays that cover every tensor.
+// Returns the entries of fp32 arrays that cover every tensor.
 std::vector<ArrayEntry> ArrayEntries(const dist::ParameterLayout& layout,
                                      const std::vector<std::string>& names);
 // Sets the fragments of `manifest`, whose tensors and arrays are known: `files` hold the slices of

@@ -36,8 +36,8 @@ void ReshardStep(const StepReader& step, int world_size, const std::filesystem::
 // Throws the same errors as WriteStep, and kUsage if the steps have other tensors.
 void AverageSteps(const std::vector<StepReader>& steps, const std::filesystem::path& out);
 
-// The hash of every element of every tensor and array, in registration order: it is equal for equal
-// states, however they are split into shards.
+// Returns the hash of every element of every tensor and array, in registration order: it is equal
+// for equal states, however they are split into shards.
 Hash128 GatheredHash(const StepReader& step);
 
 }  // namespace halflife::ckpt

@@ -22,7 +22,7 @@ constexpr uint64_t kHashBytes = 16;
 
 std::vector<StoredBucket> BucketsOf(const dist::ParameterLayout& layout);
 
-// The pieces of one slice in the order of their bytes, without data.
+// Returns the pieces of one slice in the order of their bytes, without data.
 ShardPlan PlanStoredSlice(const Manifest& manifest, int slice);
 
 // Fills in the fragments of the tensors and the number of blocks of the files, for a manifest with
