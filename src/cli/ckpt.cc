@@ -19,7 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-// The text is made from the JSON, so that both agree.
+// Prints the JSON or the text. The text is built from the JSON, so both contain the same values.
 void Print(const CkptOptions& options, const Json& json, const std::string& text) {
   if (options.json) {
     std::cout << JsonText(json, 2) << "\n";

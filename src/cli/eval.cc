@@ -27,7 +27,8 @@
 namespace halflife::cli {
 namespace {
 
-// The same number of classes in another order would be scored incorrectly.
+// Throws an error if the model and the dataset list their classes differently. With the same number
+// of classes in another order, scores would be wrong without any other error.
 void RequireClasses(const infer::LoadedModel& loaded, const data::Dataset& dataset) {
   const std::vector<std::string>&own = loaded.state.data.classes, &given = dataset.info().classes;
   HL_CHECK_AS(ExitCode::kUsage, own.empty() || given.empty() || own == given, loaded.path.string(),
@@ -46,8 +47,8 @@ void CheckVocabulary(const infer::LoadedModel& loaded, const data::Dataset& data
   data::RequireSameTokens(dataset, *loaded.tokenizer, loaded.path.string());
 }
 
-// Whether the model was trained with resets at documents. Imported weights, and runs from before
-// the setting existed, do not record it: the default holds.
+// Returns true if the model was trained with resets at documents. Imported weights, and runs of
+// versions without the setting, do not record it; they get its default.
 bool ResetsAtDocuments(const infer::LoadedModel& loaded) {
   const auto& fields = loaded.state.trajectory;
   const auto found = fields.find("data.reset_at_documents");
@@ -149,7 +150,7 @@ nlohmann::ordered_json ResultJson(const eval::ValidationResult& result) {
   return out;
 }
 
-// The text is made from the JSON, so that both agree.
+// Builds the text from the JSON, so that both contain the same values.
 std::string ResultText(const nlohmann::ordered_json& out) {
   const auto number = [&](const char* key, int digits) {
     return Fixed(out.at(key).get<double>(), digits);

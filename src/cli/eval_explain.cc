@@ -86,7 +86,7 @@ std::string TokensText(const ordered_json& top, const ordered_json& tokens, int 
   return text;
 }
 
-// The text is made from the JSON, so that both agree.
+// Builds the text from the JSON, so that both contain the same values.
 std::string ExplanationText(const ordered_json& out) {
   std::string text;
   for (size_t window = 0; window < out["windows"].size(); ++window) {

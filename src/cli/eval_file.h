@@ -74,7 +74,8 @@ void PrintEvaluation(const EvalFile& file, const EvalOptions& options, const Eva
 // is standard output.
 std::ostream& MessageStream(std::initializer_list<std::filesystem::path> files);
 
-// The class scores that `eval` reports for a whole split and for each row of a table by length.
+// Returns the class scores that `eval` reports for a whole split and for each row of a table by
+// length.
 nlohmann::ordered_json ClassScoresJson(const eval::ClassScores& scores);
 
 }  // namespace halflife::cli

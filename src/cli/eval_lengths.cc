@@ -127,7 +127,8 @@ class AskedRows {
   std::vector<int64_t> lengths_;
 };
 
-// A line a method and protocol of what `value` gives of each row; "" where it gives nothing.
+// Returns a table with one line per method and protocol, and one cell `value(row)` per length.
+// Returns "" if `value` has no result for one of the rows.
 std::string Section(const AskedRows& rows, const std::string& title,
                     const std::function<std::optional<std::string>(const ordered_json&)>& value) {
   size_t width = 12;
@@ -146,7 +147,7 @@ std::string Section(const AskedRows& rows, const std::string& title,
   for (const int64_t length : rows.lengths()) head += Padded(Concat(length), 10);
   return head + "\n" + text;
 }
-// A measure that is not finite is "-", in a file null.
+// Formats a measure. A value that is not finite (null in a file) is shown as "-".
 std::string Number(const ordered_json& value, int digits) {
   return value.is_number() && std::isfinite(value.get<double>())
              ? Fixed(value.get<double>(), digits)
@@ -217,7 +218,8 @@ ordered_json FactsOf(const eval::LengthTable& table, const infer::LoadedModel& l
   return facts;
 }
 
-// The state resets at each document, so longer rows of short documents give tokens no more context.
+// Warns if the mean document length is below half of the longest length. The state resets at each
+// document, so longer rows then give most tokens no more context.
 void WarnOfShortDocuments(const data::TokenView& tokens, int64_t longest) {
   // A labelled row is whole at its only length.
   if (tokens.row_len > 0 || !tokens.reset_at_documents) return;

@@ -55,7 +55,8 @@ NeedleOf OfRuler(const EvalOptions& options, const infer::LoadedModel& loaded) {
   };
 }
 
-// A model without a tokenizer was trained on labelled rows, which are padded with 0.
+// Returns the ids that represent text. Without a tokenizer, the model was trained on labelled rows,
+// which are padded with 0, so ids start at 1.
 std::vector<int32_t> OrdinaryTokens(const infer::LoadedModel& loaded, int32_t eos_id) {
   std::vector<int32_t> ordinary;
   std::string bytes;

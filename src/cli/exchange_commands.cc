@@ -25,7 +25,7 @@ std::string Recipe(const interop::HfModel& model) {
   return train::ToText(config);
 }
 
-// Names of the omitted tensors, up to a limit.
+// Returns the names of the omitted tensors, up to a limit.
 std::string UnusedTensors(const std::vector<std::string>& names) {
   constexpr size_t kShown = 4;
   if (names.empty()) return "";

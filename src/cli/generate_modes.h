@@ -19,9 +19,9 @@ class ChatPrompts {
   // Borrows the tokenizer. Error kUsage for an unknown template.
   ChatPrompts(const GenerateOptions& options, const data::Tokenizer& tokenizer);
 
-  // The ids of a conversation up to the beginning of the assistant's turn. The system message of
-  // the options comes first, unless there is one. Error kData, with `place` in front of the
-  // message, for messages that the template does not allow.
+  // Returns the ids of a conversation up to the beginning of the assistant's turn. The system
+  // message of the options comes first, unless there is one. Error kData, with `place` in front of
+  // the message, for messages that the template does not allow.
   std::vector<int32_t> Encode(std::vector<data::ChatMessage> messages,
                               const std::string& place) const;
   const data::EndOfTurn& end() const { return end_; }
@@ -46,8 +46,8 @@ ExitCode GenerateFromFile(const GenerateOptions& options, const infer::LoadedMod
 ExitCode GenerateChat(const GenerateOptions& options, const infer::LoadedModel& loaded,
                       const data::Tokenizer& tokenizer);
 
-// The request for the text that continues `ids`, without its functions. `chat` is null without
-// --chat.
+// Returns the request for the text that continues `ids`, without its functions. `chat` is null
+// without --chat.
 infer::TextRequest RequestOf(const GenerateOptions& options, const data::Tokenizer& tokenizer,
                              const ChatPrompts* chat, std::vector<int32_t> ids);
 
@@ -64,8 +64,8 @@ std::string JsonLine(const FinishedText& text);
 // Prints --stats of texts that a BatchDecoder has continued.
 void PrintBatchStats(int64_t num_texts, const infer::BatchStats& stats, double seconds);
 
-// The stop strings of the options, with \n, \t and \\ replaced, and the end of a turn of `chat`, if
-// it is a text. Error kUsage if one is empty.
+// Returns the stop strings of the options, with \n, \t and \\ replaced, and the end of a turn of
+// `chat` if it is a text. Throws Error kUsage if one is empty.
 std::vector<std::string> StopStrings(const GenerateOptions& options,
                                      const ChatPrompts* chat = nullptr);
 

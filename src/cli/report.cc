@@ -28,7 +28,8 @@ std::string Made() {
                 report::UtcMinute(UnixMicroseconds() / 1000));
 }
 
-// How a page in `page_folder` links to a run: to its report.html if it has one, else to the folder.
+// Returns the link from a page in `page_folder` to a run: to its report.html if that exists,
+// otherwise to the folder.
 std::string LinkTo(const fs::path& run, const fs::path& page_folder) {
   std::error_code ignored;
   const bool has_page = fs::exists(run / "report.html", ignored);
@@ -76,8 +77,8 @@ void Add(const std::string& path, const fs::path& page_folder, report::PageConte
   }
 }
 
-// A shell's runs/* may name folders that are not runs, for example those of a killed start. They
-// are skipped with a warning if any other path is valid.
+// Reads all paths. Paths that are not runs are skipped with a warning if any other path is valid,
+// because a shell's runs/* may match other folders, such as those of a killed start.
 report::PageContent ReadContent(const std::vector<std::string>& paths,
                                 const fs::path& page_folder) {
   report::PageContent content;
@@ -115,7 +116,7 @@ std::string RenderPicture(const report::PageContent& content, const std::string&
 
 }  // namespace
 
-// A page with another file extension would open in the wrong program.
+// Rejects file extensions of other formats, with which a page would open in the wrong program.
 void RequireName(const std::string& out) {
   const std::string extension = fs::path(out).extension().string();
   constexpr const char* kKnown[] = {"", ".html", ".htm", ".svg"};

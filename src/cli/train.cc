@@ -31,7 +31,7 @@
 namespace halflife::cli {
 namespace {
 
-// The threads of this rank. 0: LibTorch's default.
+// Returns the threads of this rank. 0: LibTorch's default.
 int ThreadsOf(const train::RunConfig& config, const dist::RankContext& context) {
   if (config.train.threads > 0) return config.train.threads;
   // Results depend on the number of threads, which must not depend on the mesh.

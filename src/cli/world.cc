@@ -33,7 +33,8 @@ namespace {
 constexpr char kOutOfMemory[] =
     ". Use a smaller model, batch or sequence (`halflife train --dry-run` prints the memory).";
 
-// The CPU allocator's failure has no type of its own.
+// Returns true if memory on a device or on the CPU could not be allocated. The CPU allocator's
+// error has no type of its own, so its text is searched.
 bool IsOutOfMemory(const c10::Error& error) {
   const std::string text = error.what_without_backtrace();
   return dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||
@@ -71,8 +72,8 @@ Failure DescribeFailure(const std::exception_ptr& thrown) {
 
 namespace {
 
-// A collective that timed out knows which ranks it waited for. Their flight records say what those
-// ranks do instead.
+// Adds the findings of the flight records to a failure. A collective that timed out knows which
+// ranks it waited for, and their records contain what these ranks did instead.
 void AddFlight(dist::RankContext& context, Failure* failure) {
   const std::filesystem::path folder = context.flight().Folder();
   if (failure->code != ExitCode::kTimeout || folder.empty()) return;
@@ -88,8 +89,8 @@ struct Ending {
   std::mutex reporting;
 };
 
-// The thread of a rank and its watchdog may find a failure at the same time. Only the first one
-// goes on; the other waits for the end of the process.
+// Blocks all callers but the first. The thread of a rank and its watchdog may detect a failure at
+// the same time; only one of them may end the process.
 void EnterOnce(Ending& ending) {
   if (!ending.has_begun.exchange(true)) return;
   while (true) std::this_thread::sleep_for(std::chrono::hours(1));

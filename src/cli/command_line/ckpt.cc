@@ -26,7 +26,8 @@ CLI::Validator IsStep() {
 
 const std::vector<ExitCode> kCodes = {ExitCode::kDifference, ExitCode::kCheckpointIo};
 
-// The metrics that ckpt.keep_best accepts. The names of validation sets are known only to a run.
+// Accepts the metrics of ckpt.keep_best. Any name of a validation set is accepted, because the sets
+// are known only to a run.
 CLI::Validator MetricOfSteps() {
   const CLI::Validator check = OneOf({"loss", "val_loss", "val_error", "none"});
   return CLI::Validator(

@@ -140,7 +140,7 @@ void AddRetrieval(CLI::App& command, OptionDeclarer& declare, EvalOptions& optio
           AtLeast(1));
 }
 
-// A cell of a table is scored once, even if its position is named repeatedly.
+// Removes repeated values, so that each cell of a table is scored once.
 template <typename T>
 void KeepFirsts(std::vector<T>& values) {
   std::vector<T> kept;

@@ -154,7 +154,7 @@ class Findings {
     return words_;
   }
 
-  // An option that has no effect without another one.
+  // Describes the error of an option that has no effect without another one.
   std::string Requires() const {
     for (const CLI::Option* option : options_) {
       if (option->count() == 0) continue;
@@ -179,7 +179,7 @@ class Findings {
                   met < least ? least : option->get_items_expected_max(), ".");
   }
 
-  // A value that is not a number, or a value for a flag.
+  // Describes the error of a value that is not a number, or of a value for a flag.
   std::string Conversion() const {
     for (const CLI::Option* option : options_) {
       if (option->count() == 0) continue;

@@ -141,7 +141,8 @@ std::vector<Finding> CheckLibraries(const CheckInputs& inputs) {
   return findings;
 }
 
-// A launcher of another MPI starts every rank as a world of one.
+// Checks that the `mpirun` in PATH belongs to the MPI library of this program. With another MPI's
+// launcher, every rank would start as a world of size 1.
 std::vector<Finding> CheckMpirun(const CheckInputs&) {
   const std::filesystem::path path = FindProgram("mpirun");
   if (path.empty()) {

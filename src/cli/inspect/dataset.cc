@@ -56,8 +56,8 @@ Json RowsJson(const data::DatasetInfo& info) {
 
 }  // namespace
 
-// A folder of shards without a manifest is recognised as well. Dataset::Open then reports the
-// missing file.
+// Returns true if the path is a dataset. This includes a folder of shards without a manifest, for
+// which Dataset::Open then reports the missing file.
 bool IsDataset(const fs::path& path) {
   std::error_code ignored;
   if (!fs::is_directory(path, ignored)) return false;

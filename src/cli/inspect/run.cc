@@ -119,7 +119,8 @@ class MetricsSummary {
     if (line["loss"].is_number()) step.loss = line["loss"].get<double>();
     return step;
   }
-  // A new attempt replaces the lines of earlier ones, from its first trained or validated step on.
+  // Removes the lines of earlier attempts from the first trained or validated step of a new attempt
+  // on.
   void BeginAttempt(const std::string& attempt, int64_t from) {
     attempt_ = attempt;
     steps_.erase(steps_.lower_bound(from), steps_.end());

@@ -44,7 +44,7 @@ class Decoder {
   std::unique_ptr<data::Tokenizer> tokenizer_;
 };
 
-// A range of tokens of a row.
+// Returns a range of tokens of a row.
 std::vector<int32_t> Range(const std::vector<int32_t>& row, size_t begin, size_t end) {
   return {row.begin() + static_cast<int64_t>(begin), row.begin() + static_cast<int64_t>(end)};
 }
