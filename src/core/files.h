@@ -70,8 +70,8 @@ void RequireWritable(const std::filesystem::path& path, ExitCode code);
 // True if `path` is "-" or another name of standard output. A program then prints everything except
 // its results elsewhere.
 bool IsStandardOutput(const std::filesystem::path& path);
-// The text of an exception of std::filesystem, for example "PATH: Input/output error". The path is
-// omitted if the exception does not know it.
+// Returns the text of an exception of std::filesystem, for example "PATH: Input/output error". The
+// path is omitted if the exception does not know it.
 std::string TextOf(const std::filesystem::filesystem_error& error);
 
 // Deletes the temporary files that AtomicWriteFile leaves in `directory` if the process is killed.

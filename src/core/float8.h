@@ -44,8 +44,8 @@ HL_FLOAT8 uint8_t EncodeE4m3(uint32_t bits) {
   return static_cast<uint8_t>(magnitude > 0x7f800000 ? kE4m3NaN : sign | code);
 }
 
-// The bits of the fp32 scale s of a row whose largest magnitude has these bits: 1 for a row of
-// zeros, NaN if the row has an infinity or a NaN.
+// Returns the bits of the fp32 scale s of a row whose largest magnitude has these bits: 1 for a row
+// of zeros, NaN if the row has an infinity or a NaN.
 HL_FLOAT8 uint32_t Float8ScaleBits(uint32_t largest_magnitude) {
   if (largest_magnitude == 0) return 127u << 23;
   if (largest_magnitude >= 0x7f800000) return kQuietNaNBits;
@@ -56,7 +56,7 @@ HL_FLOAT8 uint32_t Float8ScaleBits(uint32_t largest_magnitude) {
          << 23;
 }
 
-// The bits of 1 / s, the factor by which a product with the row's codes is multiplied.
+// Returns the bits of 1 / s, the factor by which a product with the row's codes is multiplied.
 HL_FLOAT8 uint32_t Float8FactorBits(uint32_t scale_bits) {
   return scale_bits == kQuietNaNBits ? scale_bits : (254u << 23) - scale_bits;
 }

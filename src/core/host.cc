@@ -39,8 +39,8 @@ uint64_t ReadLimit(const fs::path& file) {
   return bytes == 0 ? UINT64_MAX : bytes;
 }
 
-// The smallest limit of this process's cgroup and all its ancestors. In a container the cgroup's
-// own path may not exist; the limit is then in the top folder.
+// Returns the smallest limit of this process's cgroup and all its ancestors. In a container the
+// cgroup's own path may not exist; the limit is then in the top folder.
 uint64_t CgroupLimit(const fs::path& proc, const fs::path& cgroups) {
   uint64_t limit = UINT64_MAX;
   const auto walk = [&](const fs::path& top, std::string path, const char* file) {
@@ -78,7 +78,7 @@ uint64_t HostMemoryBytes(const fs::path& proc, const fs::path& cgroups) {
 
 namespace {
 
-// The value of the first of these variables that holds a number.
+// Returns the value of the first of these variables that holds a number.
 std::optional<int> ReadNumber(std::initializer_list<const char*> names) {
   for (const char* name : names) {
     const char* text = std::getenv(name);
@@ -132,7 +132,7 @@ bool IsUnlimited(decltype(RLIMIT_AS) resource) {
   return getrlimit(resource, &limit) == 0 && limit.rlim_cur == RLIM_INFINITY;
 }
 
-// True if reserved addresses that are never written to use no memory.
+// Returns true if reserved addresses that are never written to use no memory.
 bool AddressesAreFree() {
   int overcommit = 2;
   std::ifstream("/proc/sys/vm/overcommit_memory") >> overcommit;

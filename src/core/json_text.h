@@ -17,7 +17,7 @@ inline constexpr uint64_t kMaxJsonBytes = 64 << 20;
 // Parsers, printers and destructors of JSON values recurse once per nested bracket.
 inline constexpr int kMaxJsonNesting = 64;
 
-// The maximum nesting depth of brackets; brackets within strings do not count.
+// Returns the maximum nesting depth of brackets; brackets within strings do not count.
 int JsonNesting(std::string_view text);
 
 // Returns the content of a file, which may still be invalid JSON. Throws Error kData if it has more

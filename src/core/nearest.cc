@@ -9,7 +9,7 @@ constexpr size_t kMostNames = 3;
 
 std::string_view LastPart(std::string_view name) { return name.substr(name.rfind('.') + 1); }
 
-// The most edits that still look like a typing error: a third of the letters, at least one.
+// Returns the most edits that still look like a typing error: a third of the letters, at least one.
 int MostEdits(std::string_view name) { return std::max(1, static_cast<int>(name.size()) / 3); }
 
 // Smaller is likelier. A distance above MostEdits means that `known` was not intended.

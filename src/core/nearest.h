@@ -9,8 +9,8 @@
 
 namespace halflife {
 
-// The number of insertions, deletions, replacements and swaps of neighbours that map one string
-// to the other (optimal string alignment).
+// Returns the number of insertions, deletions, replacements and swaps of neighbours that map one
+// string to the other (optimal string alignment).
 int EditDistance(std::string_view from, std::string_view to);
 
 // At most three names, the nearest first. A known name qualifies if it is a few edits away, starts

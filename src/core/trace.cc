@@ -7,7 +7,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// The event that names a process or a track; phase "M" means metadata.
+// Returns the event that names a process or a track; phase "M" means metadata.
 Json NameEvent(const char* of, int rank, int track, const std::string& name) {
   return {{"ph", "M"}, {"name", of}, {"pid", rank}, {"tid", track}, {"args", {{"name", name}}}};
 }

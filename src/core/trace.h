@@ -24,7 +24,7 @@ class Trace {
   // For operations that may overlap others of the same track.
   void Overlapping(const std::string& track, const std::string& name, int64_t begin_us,
                    int64_t end_us, int64_t bytes);
-  // The events recorded so far as JSON objects, separated by commas.
+  // Returns the events recorded so far as JSON objects, separated by commas.
   std::string Events() const;
 
  private:
@@ -38,7 +38,8 @@ class Trace {
   std::string events_;
 };
 
-// The content of a file with the events of several ranks. Each rank is one process of the timeline.
+// Returns the content of a file with the events of several ranks. Each rank is one process of the
+// timeline.
 std::string TraceFile(const std::vector<std::string>& events_of_ranks);
 
 }  // namespace halflife
