@@ -31,7 +31,7 @@ struct BlendSource {
   int64_t num_windows = 0;  // W; 0 for a source that was removed and is never drawn again.
   uint64_t seed = 0;
 };
-// The seed of a source, from the run's seed.
+// Returns the seed of a source, from the run's seed.
 uint64_t BlendSeed(uint64_t run_seed, const std::string& name);
 
 // Returns the samples of each source in a cycle, in proportion to the weights: largest remainder,

@@ -92,7 +92,7 @@ class Dataset::Impl {
       begins[static_cast<size_t>(split)] = ShardBegins(manifest.of(split));
   }
 
-  // The first tokens of a split's shards, as of ShardBegins.
+  // Returns the index of the first token of each of the split's shards (ShardBegins).
   const std::vector<int64_t>& begins_of(Split split) const {
     return begins[static_cast<size_t>(split)];
   }
@@ -175,7 +175,8 @@ Dataset::~Dataset() = default;
 
 namespace {
 
-// A file in the place of a dataset is usually the input from which to make the dataset.
+// Throws an error if `folder` is a file. Such a file is usually the text from which the dataset
+// should be made, so the message names `halflife prepare`.
 void RequireFolder(const fs::path& folder) {
   std::error_code ignored;
   if (fs::is_directory(folder, ignored)) return;

@@ -61,7 +61,7 @@ struct SplitInfo {
   std::vector<Source> sources = {};
 };
 
-// The mean number of tokens per document, including its eos; 0 for an empty split.
+// Returns the mean number of tokens per document, including its eos; 0 for an empty split.
 double MeanDocumentTokens(const SplitInfo& split);
 
 // Converts a loss to bits per byte of text, which is comparable between models with different
@@ -91,8 +91,8 @@ struct DatasetInfo {
   std::vector<std::string> classes = {};  // class names; only with kClasses
   bool has_rows() const { return row_len > 0; }
   bool has_tokenizer() const { return !tokenizer_kind.empty(); }
-  // True if a row may contain several documents. A row of a task, or of text that is one document,
-  // never does.
+  // Returns true if a row may contain several documents. A row of a task, or of text that is one
+  // document, never does.
   bool packs_documents() const {
     return labels != RowLabels::kTask && (train.num_documents > 1 || validation.num_documents > 1);
   }

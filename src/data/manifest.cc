@@ -41,7 +41,7 @@ Hash128 FromBytes(std::string_view bytes) {
   return {ReadBigEndian(bytes), ReadBigEndian(bytes.substr(8))};
 }
 
-// The hashes of a column's blocks in formats 1 to 3.
+// Returns the hashes of a column's blocks in formats 1 to 3.
 std::vector<BlockRecord> SplitHashes(std::string_view bytes) {
   std::vector<BlockRecord> blocks;
   for (size_t at = 0; at + 16 <= bytes.size(); at += 16)
@@ -96,7 +96,7 @@ void ToProto(Split split, const SplitRecord& record, proto::DatasetSplit* out) {
   }
 }
 
-// A shard of formats 1 to 3.
+// Converts a shard record of formats 1 to 3.
 ShardRecord FromProto(const proto::DatasetShard& shard) {
   auto index = std::make_shared<ShardIndex>();
   index->header_bytes = shard.header_bytes();
@@ -111,7 +111,7 @@ ShardRecord FromProto(const proto::DatasetShard& shard) {
           .index = std::move(index)};
 }
 
-// The shards of format 4. The lists were found to have equal lengths.
+// Converts the shard records of format 4. The caller has checked that the lists have equal lengths.
 std::vector<ShardRecord> FromProto(const proto::DatasetShardTable& table, Split split) {
   std::vector<ShardRecord> shards;
   shards.reserve(static_cast<size_t>(table.bytes_size()));
@@ -225,7 +225,7 @@ Manifest FromProto(const proto::DatasetManifest& in) {
   return manifest;
 }
 
-// True if the sources add up to the split. An empty list is always valid.
+// Returns true if the sources add up to the split. An empty list is always valid.
 bool MakeUp(const std::vector<Source>& sources, const SplitInfo& split) {
   int64_t tokens = 0, documents = 0;
   for (const Source& source : sources) {
@@ -236,7 +236,7 @@ bool MakeUp(const std::vector<Source>& sources, const SplitInfo& split) {
   return sources.empty() || (tokens == split.num_tokens && documents == split.num_documents);
 }
 
-// True if the index of a shard of formats 1 to 3 has as many blocks as the shard.
+// Returns true if the index of a shard of formats 1 to 3 has as many blocks as the shard.
 bool Consistent(const ShardRecord& shard, int64_t row_len) {
   const auto token_blocks = static_cast<size_t>(NumBlocks(shard.num_tokens, kBlockTokens));
   const auto start_blocks = static_cast<size_t>(NumBlocks(shard.num_documents, kBlockStarts));
@@ -246,7 +246,8 @@ bool Consistent(const ShardRecord& shard, int64_t row_len) {
          index.starts.size() == start_blocks && index.first_starts.size() == start_blocks;
 }
 
-// The counts must be consistent before any code uses them as indices.
+// Returns true if the counts agree with each other. Code that uses them as indices runs only after
+// this check.
 bool Consistent(const SplitRecord& split, const Manifest& manifest) {
   const int64_t row_len = manifest.row_len;
   int64_t tokens = 0, documents = 0;
@@ -270,7 +271,8 @@ bool Consistent(const SplitRecord& split, const Manifest& manifest) {
          (row_len == 0 || (whole_rows && tokens == rows * row_len));
 }
 
-// A split lists its shards in the way of its format, and every list has one entry per shard.
+// Returns true if the split lists its shards in the way of its format, with one entry per shard in
+// every list.
 bool HasShardLists(const proto::DatasetSplit& split, bool indexed) {
   const proto::DatasetShardTable& table = split.shard_table();
   const int count = table.bytes_size();

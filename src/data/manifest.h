@@ -75,7 +75,7 @@ Manifest ReadManifest(const std::filesystem::path& path);
 // "train-00000.h5"
 std::string ShardFileName(Split split, size_t number);
 
-// The hash in the last 16 bytes of the frame.
+// Returns the hash in the last 16 bytes of the frame.
 Hash128 FrameHash(std::string_view framed);
 
 }  // namespace halflife::data

@@ -20,7 +20,7 @@ class RandomWords {
     if (block != block_) draw_ = Draw(key_, example_, block_ = block, 0);
     return draw_.x[number % 4];
   }
-  // A number in [0, size). About one in 2^32 / size words is distributed unevenly, which no
+  // Returns a number in [0, size). About one in 2^32 / size words is distributed unevenly, which no
   // realistic number of draws can show.
   int64_t Below(uint32_t number, int64_t size) {
     return static_cast<int64_t>(

@@ -31,7 +31,7 @@ class ShardReader {
   // Checks every byte of the file.
   void CheckWhole() const;
   std::vector<int32_t> ReadTokens(int64_t block) const;
-  // The labels of ReadTokens(block); only for labelled rows.
+  // Returns the labels of ReadTokens(block); only for labelled rows.
   std::vector<int32_t> ReadLabels(int64_t block) const;
   std::vector<int64_t> ReadStarts(int64_t block) const;
 
@@ -76,7 +76,7 @@ struct FileHashes {
 // Reads `fd` from its beginning with pread, so the file offset does not change. Errors are kData
 // and name the path.
 FileHashes HashFile(int fd, const std::filesystem::path& path, uint64_t header_bytes);
-// The hash of only the first `bytes` bytes.
+// Returns the hash of the first `bytes` bytes.
 Hash128 HashFilePrefix(int fd, const std::filesystem::path& path, uint64_t bytes);
 
 }  // namespace halflife::data

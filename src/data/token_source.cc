@@ -249,7 +249,7 @@ class TokenSource::Impl {
   double TakeWaitSeconds() { return std::exchange(wait_seconds_, 0.0); }
 
  private:
-  // The number of micro-batches of one rank in one step.
+  // Returns the number of micro-batches of one rank in one step.
   uint64_t micro_batches() const {
     return static_cast<uint64_t>(config_.global_batch / (config_.micro_batch * config_.dp_size));
   }

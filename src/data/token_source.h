@@ -65,15 +65,15 @@ class TokenSource {
   int64_t num_windows() const;  // Of a blend: the sum over its sources.
   const SampleOrder& order() const;
   const Blend* blend() const;  // Null for one dataset.
-  // The global number of the first sample of the next micro-batches of all ranks. Between steps
-  // this is order().FirstSample of the next step.
+  // Returns the global number of the first sample of the next micro-batches of all ranks. Between
+  // steps this is order().FirstSample of the next step.
   uint64_t next_sample() const;
-  // The row of the split that a sample is. Not for blends.
+  // Returns the row of the split that a sample is. Not for blends.
   int64_t WindowOf(uint64_t sample) const;
   // Discards batches that were read ahead and continues at this sample, which must be the first of
   // a step.
   void Seek(uint64_t next_sample);
-  // Seconds that Next has waited since the last call of this function.
+  // Returns the seconds that Next has waited since the last call of this function.
   double TakeWaitSeconds();
 
  private:

@@ -88,9 +88,9 @@ class Tokenizer {
   // represented text; a sentencepiece model with a dummy prefix then omits the leading space that
   // it added.
   virtual bool AppendBytes(int32_t id, bool at_start, std::string& bytes) const = 0;
-  // True if decoded text keeps byte sequences that are not UTF-8; false if they become U+FFFD.
+  // True: decoded text keeps byte sequences that are not UTF-8. False: they become U+FFFD.
   virtual bool keeps_invalid_bytes() const = 0;
-  // The files that the kind needs, as contents by file name.
+  // Returns the files that the kind needs, as contents by file name.
   virtual std::map<std::string, std::string> Files() const = 0;
   // The chat templates that came with the tokenizer. They do not affect ids.
   const ChatTemplates& chat_templates() const { return chat_templates_; }

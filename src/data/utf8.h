@@ -9,8 +9,8 @@ namespace halflife::data {
 
 constexpr std::string_view kReplacementCharacter = "\xEF\xBF\xBD";  // U+FFFD
 
-// The position of the first byte that does not begin a valid character; npos if the whole text is
-// valid.
+// Returns the position of the first byte that does not begin a valid character; npos if the whole
+// text is valid.
 size_t FindInvalidUtf8(std::string_view text);
 
 // Replaces each maximal part of an invalid sequence by one U+FFFD, as browsers do (WHATWG encoding

@@ -155,8 +155,8 @@ std::string ContentToFind(const AddedToken& token, const BpeSpec& spec) {
   return token.normalized && spec.nfc ? NormalizeNfc(token.content) : token.content;
 }
 
-// The added tokens to find before (`normalized` false) or after (true) normalization, without the
-// token `left_out` (-1: none).
+// Returns the added tokens to find before (`normalized` false) or after (true) normalization,
+// without the token `left_out` (-1: none).
 std::vector<AddedToken> TokensToFind(const BpeSpec& spec, bool normalized, int left_out,
                                      const std::string& name) {
   std::vector<AddedToken> tokens;

@@ -105,7 +105,7 @@ constexpr std::array<uint16_t, 256> MakeCodePoints() {
 
 constexpr std::array<uint16_t, 256> kCodePoints = MakeCodePoints();
 
-// The byte of each code point below 0x144; -1 if there is none.
+// Returns the byte of each code point below 0x144; -1 if there is none.
 constexpr std::array<int16_t, 0x144> MakeBytes() {
   std::array<int16_t, 0x144> bytes{};
   for (int16_t& byte : bytes) byte = -1;

@@ -106,7 +106,7 @@ class Finder {
     return id;
   }
 
-  // An eos id must always mean the end of a document.
+  // Checks that the eos id always means the end of a document.
   void CheckEos(int eos) const {
     const std::string& token = spec_.tokens[static_cast<size_t>(eos)];
     const std::optional<std::string> bytes = BytesOfToken(token);

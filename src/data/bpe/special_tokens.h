@@ -30,7 +30,7 @@ inline constexpr const char* kSpecialTokenFiles[] = {
 SpecialIds FindSpecialTokens(const BpeSpec& spec, const std::string& name,
                              const std::map<std::string, std::string>& files);
 
-// A tokenizer_config.json with the same information.
+// Returns a tokenizer_config.json with the same information.
 std::string TokenizerConfigJson(const BpeSpec& spec, const SpecialIds& ids);
 
 // Finds added tokens in a text, from left to right and at each position the longest one. A match
@@ -47,7 +47,7 @@ class AddedTokenMatcher {
              const std::function<void(int32_t)>& on_token) const;
 
  private:
-  // The longest token at position `at`; null if there is none.
+  // Returns the longest token at position `at`; null if there is none.
   const AddedToken* LongestAt(std::string_view text, size_t at) const;
 
   struct Range {

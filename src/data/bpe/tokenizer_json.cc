@@ -76,7 +76,7 @@ class Reader {
     return std::move(spec_);
   }
 
-  // The "type" of a part; "" if it has none.
+  // Returns the "type" of a part; "" if it has none.
   std::string Type(const json& part) const {
     const json& type = Field(part, "type");
     return type.is_string() ? Shown(type.get<std::string>()) : std::string();

@@ -11,7 +11,7 @@ namespace {
 constexpr std::string_view kUser = "user", kAssistant = "assistant", kSystem = "system";
 constexpr char kDefaultTemplate[] = "default";  // its name in ChatTemplates
 
-// The three roles, with the role's name between `open` and `close`.
+// Returns the three roles, with the role's name between `open` and `close`.
 std::vector<TurnFormat> EqualTurns(const std::string& open, const std::string& close,
                                    const std::string& end, const std::string& after) {
   std::vector<TurnFormat> turns;
@@ -122,7 +122,7 @@ void CheckRoles(const ChatTemplate& chat, const std::vector<ChatMessage>& messag
   }
 }
 
-// A string literal of Jinja.
+// Returns a string literal of Jinja.
 std::string Quoted(std::string_view text) {
   std::string quoted = "'";
   for (const char c : text) quoted += c == '\n' ? std::string("\\n") : std::string(1, c);

@@ -68,9 +68,10 @@ struct ChatTemplate {
   // template does not have a role, or if the order of roles is wrong.
   std::vector<ChatPiece> Render(const std::vector<ChatMessage>& messages, GenerationPrompt prompt,
                                 const std::string& place = "") const;
-  // The text that an assistant writes at the end of its turn. Empty: the tokenizer's eos token.
+  // Returns the text that an assistant writes at the end of its turn. Empty: the tokenizer's eos
+  // token.
   std::string_view end_of_turn() const { return Turn("assistant")->end; }
-  // A Jinja template that renders the same text. Exported models contain it.
+  // Returns a Jinja template that renders the same text. Exported models contain it.
   std::string Jinja() const;
 
   const TurnFormat* Turn(std::string_view role) const;  // null: the template does not have the role

@@ -72,9 +72,9 @@ class TextRun {
   }
 
  private:
-  // The tokens before and after a position in the text: first is the number of tokens that end
-  // before it, second the number of those that begin before it. They differ by the one token that
-  // contains text on both sides.
+  // Returns the tokens before and after a position in the text: first is the number of tokens that
+  // end before it, second the number of those that begin before it. They differ by the one token
+  // that contains text on both sides.
   std::pair<size_t, size_t> Split(size_t position) const {
     if (position == text_.size()) return {ids_.size(), ids_.size()};
     const std::vector<int32_t> before =

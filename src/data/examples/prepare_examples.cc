@@ -106,7 +106,7 @@ std::optional<ChatTemplate> ChooseTemplate(const PrepareExamplesConfig& config,
   return chat;
 }
 
-// The contents before the first answer of an assistant.
+// Returns the contents before the first answer of an assistant.
 std::string PromptOf(const std::vector<ChatMessage>& messages) {
   std::string prompt;
   for (const ChatMessage& message : messages) {

@@ -44,7 +44,7 @@ struct Document {
 int64_t ForEachDocument(TextChunk chunk, const DocumentRules& rules,
                         const std::function<void(const Document&)>& visit);
 
-// The hash of the first 64 KiB of the document.
+// Returns the hash of the first 64 KiB of the document.
 Hash128 ContentHash(std::string_view text);
 
 // Chooses the split from the content and the seed, unless the rules set the split. The choice does
@@ -94,7 +94,8 @@ class HeldOutContents {
       count_.erase(found);
     }
   }
-  // The number of held-out texts that also occur in the training split. Each is counted once.
+  // Returns the number of held-out texts that also occur in the training split. Each is counted
+  // once.
   int64_t num_in_train() const { return num_in_train_; }
 
  private:

@@ -89,7 +89,8 @@ class OrderedPipeline {
     }
   }
 
-  // One worker reads at a time, so that the numbers follow the order of the input.
+  // Reads the next input and sets its number. Only one worker reads at a time, so the numbers
+  // follow the order of the input.
   std::optional<In> ReadNext(uint64_t& number) {
     const std::lock_guard turn(read_mutex_);
     {

@@ -87,7 +87,7 @@ class Run {
   std::unique_ptr<Tokenizer> TrainTokenizer();
   // Writes the shards of both splits and returns their part of the manifest.
   Manifest WriteShards(const fs::path& folder, const Tokenizer& tokenizer);
-  // Names everything that the encoded chunks depend on.
+  // Returns a text with everything that the encoded chunks depend on.
   std::string Identity(const Tokenizer& tokenizer) const;
   void CheckInputs(const Manifest& manifest) const;
   void CheckSplits(const Manifest& manifest) const;

@@ -132,7 +132,8 @@ std::optional<std::string> PrepareJournal::ReadRecord() {
   return payload;
 }
 
-// A record that is not whole was being written when the run ended. It is overwritten.
+// Reads the next record. An incomplete record, which was being written when the run ended, is cut
+// off.
 void PrepareJournal::ReadAhead() {
   next_ = ReadRecord();
   if (next_) return;

@@ -23,7 +23,7 @@ class PrepareJournal {
   // Deletes the journal of `out` once the dataset is complete.
   static void Remove(const std::filesystem::path& out);
 
-  // Whether a chunk of an earlier run is left.
+  // Returns true if a chunk of an earlier run is left.
   bool has_next() const { return next_.has_value(); }
   // Returns the next chunk of an earlier run, without its file and disk_bytes.
   EncodedChunk Next();

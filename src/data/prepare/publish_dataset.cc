@@ -23,8 +23,8 @@ Fd OpenFolder(const fs::path& path) {
   return Fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
 }
 
-// True if `fd` is still the folder that `path` names. Another process may have removed it before it
-// was locked.
+// Returns true if `fd` is still the folder that `path` names. Another process may have removed it
+// before it was locked.
 bool StillThere(const Fd& fd, const fs::path& path) {
   struct stat by_fd {
   }, by_path{};
@@ -32,8 +32,8 @@ bool StillThere(const Fd& fd, const fs::path& path) {
          by_fd.st_ino == by_path.st_ino && by_fd.st_dev == by_path.st_dev;
 }
 
-// True if `name` has the form that MakeTemporary creates. A user's books.tmp-backup next to books
-// does not.
+// Returns true if `name` has the form that MakeTemporary creates. A user's books.tmp-backup next to
+// books does not.
 bool IsTemporaryOf(const std::string& name, const fs::path& out) {
   const std::string prefix = out.filename().string() + kInfix;
   return name.starts_with(prefix) && IsHex(name.substr(prefix.size()), kDigits);

@@ -108,9 +108,9 @@ class BlockColumn {
   int64_t size_ = 0;
 };
 
-// The number of bytes to reserve at the beginning of the file for HDF5's own structures: 24 bytes
-// of index per block and a few KiB for everything else. With this reservation, everything except
-// the blocks is in one contiguous range, which the manifest hashes.
+// Returns the number of bytes to reserve at the beginning of the file for HDF5's own structures: 24
+// bytes of index per block and a few KiB for everything else. With this reservation, everything
+// except the blocks is in one contiguous range, which the manifest hashes.
 uint64_t HeaderRoom(int64_t capacity, bool labels) {
   const int64_t token_blocks = NumBlocks(capacity, kBlockTokens) + 1;
   const int64_t blocks = (labels ? 2 : 1) * token_blocks + NumBlocks(capacity, kBlockStarts) + 1;

@@ -18,8 +18,8 @@ size_t NewlineBefore(std::string_view text, size_t newline) {
   return newline == 0 ? kNone : text.rfind('\n', newline - 1);
 }
 
-// True if the line that ends at `newline` is blank. The first line of a chunk that continues a
-// document is the rest of a line and is never blank.
+// Returns true if the line that ends at `newline` is blank. The first line of a chunk that
+// continues a document is the rest of a line and is never blank.
 bool EndsBlankLine(std::string_view text, size_t newline, bool continues) {
   const size_t before = NewlineBefore(text, newline);
   if (before == kNone && continues) return false;
@@ -55,7 +55,7 @@ std::optional<size_t> CharacterStartFrom(std::string_view text, size_t from) {
   return at < text.size() || at == most ? std::optional(at) : std::nullopt;
 }
 
-// The number of bytes of the text. A compressed file is decompressed once to count them.
+// Returns the number of bytes of the text. A compressed file is decompressed once to count them.
 int64_t TextBytes(const InputFile& file) {
   if (file.compression == Compression::kNone) return static_cast<int64_t>(file.bytes);
   const std::unique_ptr<ByteStream> stream = OpenByteStream(file);
@@ -66,8 +66,8 @@ int64_t TextBytes(const InputFile& file) {
   return size;
 }
 
-// The length of a piece of a long document. A piece ends after a whole character that is not blank,
-// so that the positions of the cuts never decide whether a line is blank.
+// Returns the length of the next piece of a long document. A piece ends after a whole character
+// that is not blank, so the positions of the cuts never decide whether a line is blank.
 size_t PieceLength(std::string_view text) {
   text.remove_suffix(IncompleteUtf8Tail(text));
   const size_t last = text.find_last_not_of(kWhitespace);

@@ -97,9 +97,9 @@ struct TokenFileLayout {
   std::vector<Piece> pieces;
 };
 
-// The first bytes of MMapIndexedDataset's index: magic, version, type, numbers of sequences and of
-// document ends; then int32 lengths, int64 offsets and int64 document ends (megatron/core/datasets/
-// indexed_dataset.py).
+// Reads the index of Megatron's MMapIndexedDataset: magic, version, type, numbers of sequences and
+// of document ends; then int32 lengths, int64 offsets and int64 document ends
+// (megatron/core/datasets/indexed_dataset.py).
 TokenFileLayout ReadMegatronIndex(const fs::path& path) {
   constexpr char kMagic[] = "MMIDIDX\0";
   BinaryFile index(path);
@@ -136,7 +136,7 @@ TokenFileLayout ReadMegatronIndex(const fs::path& path) {
   return layout;
 }
 
-// The header of llm.c has 256 int32: magic, version, number of ids.
+// Reads the header of a file of llm.c, which has 256 int32: magic, version, number of ids, ...
 TokenFileLayout ReadLayout(BinaryFile& file, int vocab_size) {
   fs::path index = file.path();
   index.replace_extension(".idx");
@@ -398,7 +398,7 @@ class TokenFilesRun {
     end_shard();
   }
 
-  // The hash of ids as they are stored.
+  // Returns the hash of ids as they are stored.
   static Hash128 HashOfIds(const std::vector<int32_t>& ids, int token_bytes) {
     if (token_bytes == 4) return HashBytes(ids.data(), ids.size() * sizeof(int32_t));
     const std::vector<uint16_t> narrow(ids.begin(), ids.end());

@@ -25,7 +25,7 @@ void VisitSwaps(std::mt19937& words, uint32_t size, const Visit& visit) {
   }
 }
 
-// A uniform number in [0, 1) from 53 bits of two words.
+// Returns a uniform number in [0, 1) from 53 bits of two words.
 double DrawUniform(std::mt19937& words) {
   const auto high = static_cast<uint32_t>(words()) >> 5;
   const auto low = static_cast<uint32_t>(words()) >> 6;
