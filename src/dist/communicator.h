@@ -154,9 +154,9 @@ class Communicator {
   // negative color receive null.
   virtual std::unique_ptr<Communicator> Split(int color, int key, std::string name,
                                               GroupRole role = GroupRole::kGradients) = 0;
-  // Seconds that streams have idled in Work::WaitOn since the last call of this function, by
-  // OpTag::what. It contains only waits that have ended, so call it after the stream was
-  // synchronised. CUDA groups only: on the CPU, the time of a wait is the time that its caller
+  // Returns the seconds that streams have idled in Work::WaitOn since the last call of this
+  // function, by OpTag::what. It contains only waits that have ended, so call it after the stream
+  // was synchronised. CUDA groups only: on the CPU, the time of a wait is the time that its caller
   // spends in it.
   virtual std::map<std::string, double> TakeStreamWaits() { return {}; }
   // From now on, sums of fp32 of this group and of all other groups of its device are added by the
@@ -185,8 +185,8 @@ std::vector<std::string> GatherBytes(Communicator& comm, const std::string& byte
 // votes of large runs.
 std::vector<std::string> AllGatherBytes(Communicator& comm, const std::string& bytes, OpTag tag);
 
-// A group of one rank, without MPI, NCCL or threads. On a GPU its copies run on the producer
-// stream, so consumers on that stream need not wait for them.
+// Returns a group of one rank, without MPI, NCCL or threads. On a GPU its copies run on the
+// producer stream, so consumers on that stream need not wait for them.
 std::unique_ptr<Communicator> MakeSelfCommunicator(std::string name,
                                                    Device::Kind tensors = Device::Kind::kCpu);
 

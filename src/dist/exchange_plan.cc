@@ -133,10 +133,10 @@ Chain Planner::OneRoundAllReduce() const {
   })};
 }
 
-// A sum that travels up a binary tree of ranks while it is built. After the round with distance d,
-// a rank that is a multiple of 2 d holds the sum of the ranks [rank, rank + 2 d). This is the tree
-// of OrderedReduce, so the bits are those of one round. bf16 travels as fp32, because OrderedReduce
-// rounds only the result.
+// Plans an all-reduce as a binary tree of ranks, which adds the values while they travel. After the
+// round with distance d, each rank that is a multiple of 2 d holds the sum of the ranks [rank, rank
+// + 2 d). OrderedReduce uses the same tree, so the bits are those of a single round. bf16 values
+// travel as fp32, because OrderedReduce rounds only the result.
 Chain Planner::TreeAllReduce() const {
   const int64_t count = request_.out.count;
   const DType stored = request_.out.dtype;
@@ -247,8 +247,8 @@ ExchangePlan Planner::AllToAll() const {
           }};
 }
 
-// A pair of ranks exchanges pieces until its count is reached, so ranks may have different numbers
-// of chains.
+// Plans an all-to-all. A pair of ranks exchanges pieces until its count is reached, so ranks may
+// have different numbers of chains.
 ExchangePlan Planner::AllToAllV() const {
   const int64_t piece = std::max<int64_t>(limits_.piece_bytes / element_, 1);
   const std::vector<int64_t>&to = request_.counts, &from = request_.from_counts;

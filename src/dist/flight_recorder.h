@@ -83,7 +83,7 @@ class FlightRecorder {
   void Discard();
   // The file that KeepIn created; empty if the record is in memory.
   const std::filesystem::path& path() const { return path_; }
-  // The folder of this file. Unlike path(), any thread may ask while KeepIn runs.
+  // Returns the folder of this file. Unlike path(), any thread may ask while KeepIn runs.
   std::filesystem::path Folder() const;
 
   // `phase` is truncated to 23 bytes.
@@ -107,7 +107,7 @@ class FlightRecorder {
     std::string text;                     // "all_reduce 'grad_bucket' 7 (group world, seq 12)"
     int64_t issued_us = 0, ready_us = 0;  // 0: not ready
   };
-  // The oldest operation that has not ended, of each group whose operations run on a GPU.
+  // Returns the oldest operation that has not ended, of each group whose operations run on a GPU.
   std::vector<DeviceHead> DeviceHeads() const;
   struct PhaseState {
     std::string name;

@@ -50,8 +50,8 @@ class GradientReducer {
   // sums after Finish; null on the CPU. It is an argument of each step, because the caller chooses
   // the stream per step.
   void BeginStep(cudaStream_t producer);
-  // The parameter's gradient of this step is complete in the arena. A second call in the same step
-  // throws an Error that names the parameter.
+  // Call when the parameter's gradient of this step is complete in the arena. A second call in the
+  // same step throws an Error that names the parameter.
   void MarkReady(int param);
   // Marks all parameters as ready. For replayed backward passes, which call no hooks.
   void MarkAllReady();
@@ -60,7 +60,7 @@ class GradientReducer {
   // bucket. The content of the other slices is then undefined.
   void Finish();
 
-  // Seconds that the host has waited since the last call of this function.
+  // Returns the seconds that the host has waited since the last call.
   double TakeWaitSeconds() { return std::exchange(wait_seconds_, 0); }
 
  private:
@@ -68,8 +68,8 @@ class GradientReducer {
   void Launch(int bucket);
   // Reduces the next bucket in the replica group, once the shard group has reduced it.
   void LaunchInReplicas();
-  // The part of a bucket's sum that this rank receives. arena_begin is its
-  // place in the gradients.
+  // Returns the part of a bucket's sum that this rank receives. arena_begin is its place in the
+  // gradients.
   ParameterLayout::SliceRange ReceivedOf(const Bucket& bucket) const;
 
   const ParameterLayout& layout_;

@@ -66,7 +66,7 @@ void AllToAll(std::span<const Request> requests) {
   }
 }
 
-// The position of rank `peer`'s piece in a tensor whose pieces have these counts.
+// Returns the position of rank `peer`'s piece in a tensor whose pieces have these counts.
 int64_t BeginOf(const std::vector<int64_t>& counts, size_t peer) {
   return std::accumulate(counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(peer),
                          int64_t{});

@@ -44,8 +44,8 @@ class State {
   State(int size, const LocalOptions& options);
 
   const std::shared_ptr<Group>& world() const { return world_; }
-  // The group that the `seq`-th operation of `parent` creates for one color. All ranks of the color
-  // receive the same object.
+  // Returns the group that the `seq`-th operation of `parent` creates for one color. All ranks of
+  // the color receive the same object.
   std::shared_ptr<Group> FindGroup(const Group& parent, int64_t seq, int color, std::string name,
                                    std::vector<int> world_ranks);
 

@@ -41,9 +41,9 @@ class Mesh {
   int size(std::string_view axis) const;
   int index(std::string_view axis) const;  // of this rank along the axis
 
-  // The ranks that differ from this one only along `axes`. They are ordered by their indices along
-  // these axes, the first axis being the outermost. The group is called `name`, followed by its
-  // color unless `axes` are all axes of the mesh.
+  // Returns the ranks that differ from this one only along `axes`. They are ordered by their
+  // indices along these axes, the first axis being the outermost. The group is called `name`,
+  // followed by its color unless `axes` are all axes of the mesh.
   ProcessGroup Group(const std::string& name, const std::vector<std::string>& axes) const;
 
  private:
@@ -70,8 +70,9 @@ class DataMesh : public Mesh {
   int sp_index() const { return index("sp"); }
   bool rows_first() const { return rows_first_; }
 
-  // The ranks that share this rank's rows, in the order of their slices. They have a separate
-  // communicator even if they are the world, because their messages must not wait for gradients.
+  // Returns the ranks that share this rank's rows, in the order of their slices. They have a
+  // separate communicator even if they are the world, because their messages must not wait for
+  // gradients.
   ProcessGroup RowGroup() const { return Group("rows", {"sp"}); }
   // All ranks in the order of the binary tree that sums gradients; a rank's index is also that of
   // its arena slice. By default, ranks with the same slice of different rows are neighbours. The
@@ -85,7 +86,7 @@ class DataMesh : public Mesh {
   bool has_replicas() const { return shard_ < world_size_; }
   ProcessGroup ShardGroup() const;
   ProcessGroup ReplicaGroup() const;
-  // The number of the slice of each bucket that this rank updates and saves.
+  // Returns the number of the slice of each bucket that this rank updates and saves.
   int slice() const;
   // All ranks in the order of their slices. With one shard group, it is the SumGroup.
   ProcessGroup SliceGroup() const;

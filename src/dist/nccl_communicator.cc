@@ -64,8 +64,8 @@ ncclRedOp_t ToNccl(ReduceOp op) {
   HL_FAIL(ExitCode::kInternal, "NCCL has no reduction ", static_cast<int>(op));
 }
 
-// The address to which all ranks of a rendezvous connect. NCCL's unique id contains it after 8
-// bytes.
+// Returns the address to which all ranks of a rendezvous connect. NCCL's unique id contains it
+// after 8 bytes.
 std::string RootAddress(const std::string& id) {
   sockaddr_storage address = {};
   std::memcpy(&address, id.data() + 8, std::min(sizeof address, id.size() - 8));

@@ -36,7 +36,7 @@ const GatheredArray& ParameterGather::ArrayOf(const Bucket& bucket) const {
           bucket.end);
 }
 
-// A part of the range that this rank holds, or of the whole bucket if the array has it.
+// Returns a part of the range that this rank holds, or of the whole bucket if the array has it.
 TensorRef ParameterGather::PartOf(const GatheredArray& array, const Bucket& bucket,
                                   const ParameterLayout::SliceRange& part) const {
   if (!array.held) return array.data.Slice(part.arena_begin - array.begin, part.count);
@@ -95,7 +95,7 @@ void ParameterGather::AwaitWork(Gather& gather) {
   wait_seconds_ += AwaitResult(std::move(gather.work), consumer_);
 }
 
-// The buckets of the layers [layer, layer + ahead] whose gathers have not reached `state`.
+// Returns the buckets of the layers [layer, layer + ahead] whose gathers have not reached `state`.
 std::vector<int> ParameterGather::BucketsBefore(State state, int layer, int ahead) const {
   std::vector<int> buckets;
   const int end = std::min(layer + ahead + 1, static_cast<int>(buckets_of_layer_.size()));

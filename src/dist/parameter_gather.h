@@ -54,7 +54,7 @@ class ParameterGather {
   void Await(int layer);
   void AwaitAll();
 
-  // Seconds that the host has waited since the last call of this function.
+  // Returns the seconds that the host has waited since the last call.
   double TakeWaitSeconds();
 
  private:

@@ -46,8 +46,8 @@ bool IsFrozen(int param, const LayoutConfig& config) {
   return !config.frozen.empty() && config.frozen[param];
 }
 
-// The parameters of a region in the order of the arena: reverse registration order, those of no
-// unit last, and in each unit the frozen ones last.
+// Returns the parameters of a region in the order of the arena: reverse registration order, those
+// of no unit last, and in each unit the frozen ones last.
 std::vector<int> ArenaOrder(const std::vector<ParamSpec>& specs, Region region,
                             const LayoutConfig& config) {
   std::vector<int> order;

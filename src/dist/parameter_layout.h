@@ -55,9 +55,9 @@ struct LayoutConfig {
   std::vector<bool> frozen = {};
 };
 
-// The size of a bucket that suits the number of ranks: a reduction takes a latency per rank, which
-// 4 MiB per rank hide. At least 64 MiB, at most an eighth of the gradients, so that the reductions
-// overlap with backward.
+// Returns the size of a bucket that suits the number of ranks: a reduction takes a latency per
+// rank, which 4 MiB per rank hide. At least 64 MiB, at most an eighth of the gradients, so that the
+// reductions overlap with backward.
 int64_t AutoBucketBytes(int num_ranks, int64_t gradient_bytes);
 
 // How one array holds the elements of the arena: of each bucket before element `end` (a bucket's
@@ -116,9 +116,9 @@ class ParameterLayout {
   SliceRange SliceOf(const Bucket& bucket, int slice) const {
     return SliceOf(bucket, slice, num_slices_);
   }
-  // The same for any division into equal parts, whose number divides that of the slices.
+  // The same for a division into `parts` equal parts; `parts` divides num_slices().
   SliceRange SliceOf(const Bucket& bucket, int part, int parts) const;
-  // Number of elements that such an array holds, and the index of an element that it holds.
+  // The number of elements of an array with this division, and the index of `element` in it.
   int64_t num_held(const Division& division) const {
     if (division.trained) return num_trained_elements_ / (division.divides() ? division.parts : 1);
     return num_elements_ - division.end + division.end / division.parts;
@@ -131,7 +131,7 @@ class ParameterLayout {
   // Slice `slice` of `num_slices` of every bucket, as parameter ranges in arena order, without
   // padding.
   std::vector<Fragment> SliceFragments(int slice) const;
-  // The whole arena as fragments, one per parameter, in arena order.
+  // Returns the whole arena as fragments, one per parameter, in arena order.
   std::vector<Fragment> AllFragments() const;
 
  private:
@@ -146,7 +146,7 @@ class ParameterLayout {
   int num_slices_ = 1;
 };
 
-// The index of each parameter's bucket, by parameter.
+// Returns the index of each parameter's bucket, by parameter.
 std::vector<int> BucketsOfParameters(const ParameterLayout& layout);
 
 // Counts which gradients of a backward pass are ready and which buckets they complete. Every

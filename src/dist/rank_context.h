@@ -45,8 +45,8 @@ class RankContext {
   virtual int world_size() const = 0;
   virtual int local_rank() const = 0;
   virtual int local_size() const = 0;
-  // The rank among the ranks of this process, which run one per thread. Rank 0 of a process writes
-  // the process's log and reports its peak memory.
+  // Returns the rank among the ranks of this process, which run one per thread. Rank 0 of a process
+  // writes the process's log and reports its peak memory.
   virtual int rank_in_process() const { return 0; }
   virtual int ranks_in_process() const { return 1; }
   virtual const std::string& host() const = 0;

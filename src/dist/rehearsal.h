@@ -39,9 +39,9 @@ struct RehearsedEvent {
 
 class Rehearsal {
  public:
-  // A rank's membership of a group; borrows the rehearsal. Its operations fill their outputs with
-  // zeros if there is memory; a TensorRef without data is allowed. Groups of one rank are also
-  // recorded, but have no other ranks to wait for.
+  // Returns a rank's membership of a group; borrows the rehearsal. Its operations fill their
+  // outputs with zeros if there is memory; a TensorRef without data is allowed. Groups of one rank
+  // are also recorded, but have no other ranks to wait for.
   std::unique_ptr<Communicator> MakeGroup(int rank, int size, std::string name);
 
   void Compute(int64_t piece) { events_.push_back({RehearsedEvent::Kind::kCompute, piece}); }

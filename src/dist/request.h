@@ -57,7 +57,7 @@ struct Request {
 
 const char* Name(OpKind kind);
 
-// The common name of groups with one purpose, for records and metrics: "rows" for "rows_3".
+// Returns the common name of groups with one purpose, for records and metrics: "rows" for "rows_3".
 std::string KindOfGroup(const std::string& group);
 
 // "all_reduce 'grad_bucket' 7 (group world, seq 12, 4.0 KiB fp32)"
@@ -66,7 +66,7 @@ std::string Describe(const Request& request, const std::string& group, int64_t s
 // Compares the properties that all ranks of a group must agree on. Returns an empty string if `a`
 // and `b` match, otherwise a text such as "count 4 against 5".
 std::string Difference(const Request& a, const Request& b);
-// A hash of the same properties as 14 bits, for a message tag.
+// Returns a 14-bit hash of the properties that Difference compares, for a message tag.
 uint32_t SignatureHash(const Request& request, int64_t seq);
 
 // "1, 2 and 5"
@@ -103,8 +103,8 @@ class RequestCommunicator : public Communicator {
   virtual Work Issue(Request request, int64_t seq) = 0;
   virtual std::unique_ptr<RequestCommunicator> SplitGroup(int color, int key, std::string name) = 0;
   virtual Device::Kind device_kind() const { return Device::Kind::kCpu; }
-  // True if the transport writes into the flight record when operations become ready and end. The
-  // caller of Work::WaitOn does not know it: only a stream waits.
+  // Returns true if the transport writes into the flight record when operations become ready and
+  // end. The caller of Work::WaitOn does not know it: only a stream waits.
   virtual bool records_ends() const { return false; }
   // Called once on a group that was made by SplitGroup, before its first operation.
   virtual void SetRole(GroupRole) {}
@@ -135,7 +135,7 @@ struct SplitPlace {
 // sorted by (key, rank), or nothing for a negative color.
 std::vector<int> MembersOf(std::span<const SplitPlace> all, int color);
 
-// The index of `member` in `members`; 0 if it is not a member.
+// Returns the index of `member` in `members`; 0 if it is not a member.
 int IndexOf(std::span<const int> members, int member);
 
 // Returns the time at which a wait that begins now must end.

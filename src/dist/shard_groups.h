@@ -26,7 +26,7 @@ struct ShardGroups {
 
   int num_shards() const { return shard->size(); }
   int num_replicas() const { return replica == nullptr ? 1 : replica->size(); }
-  // The number of the slice that this rank updates.
+  // Returns the number of the slice that this rank updates.
   int slice() const {
     return shard->rank() * num_replicas() + (replica == nullptr ? 0 : replica->rank());
   }

@@ -21,7 +21,7 @@ class ShareMemory {
   virtual TensorRef Sent(int bucket) = 0;
   // Returns where the sum of the range that this rank holds arrives.
   virtual TensorRef Received(int bucket) = 0;
-  // The sum has arrived. Adds it to the held range and frees the bucket.
+  // Called when the sum has arrived. Adds it to the held range and frees the bucket.
   virtual void Accept(int bucket) = 0;
   // With replicas: returns the held range in the form in which it travels. The part that this rank
   // updates receives the sum.
@@ -38,15 +38,15 @@ class ShareReducer {
   // `last`: the ranges are complete and continue in the replica group. `producer`: the stream on
   // which backward writes the gradients; null on the CPU.
   void BeginMicroBatch(bool last, cudaStream_t producer);
-  // The parameter's gradient is complete. A second call in the same micro-batch throws an Error
-  // that names the parameter.
+  // Call when the parameter's gradient is complete. A second call in the same micro-batch throws an
+  // Error that names the parameter.
   void MarkReady(int param);
   // Waits until the ranges hold the sums; on a GPU, only the producer waits. Error kInternal names
   // parameters without a gradient.
   void FinishMicroBatch();
 
   int bucket_of(int param) const { return progress_.bucket_of(param); }
-  // Seconds that the host has waited since the last call of this function.
+  // Returns the seconds that the host has waited since the last call.
   double TakeWaitSeconds();
 
  private:

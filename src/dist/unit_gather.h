@@ -19,7 +19,7 @@ class UnitMemory {
   virtual int num_units() const = 0;
   virtual int prefetch() const = 0;
   virtual const std::vector<int>& buckets_of(int unit) const = 0;
-  // The memory of a bucket of the unit in a slot.
+  // Returns the memory of a bucket of the unit in a slot.
   virtual TensorRef BucketIn(int slot, int unit, int bucket) const = 0;
   // Makes the unit's parameters point at the slot, or at nothing.
   virtual void Place(int unit, int slot) = 0;
@@ -48,7 +48,7 @@ class UnitGather {
   void AwaitBackward(int unit, bool forward_follows, cudaStream_t consumer);
   void Invalidate();
 
-  // Seconds that the host has waited since the last call of this function.
+  // Returns the seconds that the host has waited since the last call.
   double TakeWaitSeconds();
 
  private:

@@ -31,13 +31,13 @@ class UnitSchedule {
   std::vector<Gather> Backward(int unit, bool forward_follows = false) {
     return Plan(unit, -1, forward_follows ? 0 : 1);
   }
-  // The weights have changed: no slot holds a unit any more.
+  // Call after the weights have changed. Marks all slots as empty.
   void Invalidate();
 
   int num_slots() const { return prefetch_ + 2; }
   int SlotOf(int unit) const;
   bool is_edge(int unit) const { return unit == 0 || unit == num_units_ - 1; }
-  // The unit in a slot, or on its way there; -1: none.
+  // Returns the unit that a slot holds or is being filled with; -1: none.
   int unit_in(int slot) const { return unit_in_[slot]; }
 
  private:

@@ -84,8 +84,8 @@ class Watchdog {
   std::thread thread_;
 };
 
-// True if a rank that others wait for is alive and in a phase (data or save) that has not reached
-// its limit. Reads the flight records in `folder`.
+// Returns true if a rank that others wait for is alive and in a phase (data or save) that has not
+// reached its limit. Reads the flight records in `folder`.
 bool LateRankHasTime(const std::filesystem::path& folder, const WatchLimits& limits,
                      int64_t now_us) noexcept;
 
