@@ -41,8 +41,8 @@ std::optional<double> F1(const Confusion& confusion, size_t k) {
   return 2 * static_cast<double>(confusion[k][k]) / sum;
 }
 
-// The area under the curve of class k against the rest, computed from the sum of ranks (Mann and
-// Whitney).
+// Returns the area under the curve of class k against the rest, computed from the sum of ranks
+// (Mann and Whitney).
 std::optional<double> Area(std::span<const int32_t> labels, std::span<const double> log_probs,
                            size_t num_classes, size_t k) {
   const auto score = [&](size_t i) { return log_probs[i * num_classes + k]; };

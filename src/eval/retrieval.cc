@@ -45,7 +45,7 @@ Tokens Drawn(Tokens candidates, int64_t count, data::RandomWords words) {
 
 void Append(const Tokens& from, Tokens& to) { to.insert(to.end(), from.begin(), from.end()); }
 
-// The number-th number of a sample.
+// Returns the five digits of number `number` of a sample.
 std::string Digits(uint64_t seed, uint64_t sample, uint32_t number = 0) {
   constexpr uint32_t kDigits = 5;
   data::RandomWords words = Words(seed, Stream::kDigits, sample);

@@ -198,7 +198,7 @@ std::vector<Part> PartsOf(const std::vector<data::Segment>& segments) {
     parts.push_back({segment.name, end += segment.num_rows});
   return parts;
 }
-// A row belongs to the source that contains its first token.
+// Assigns each row to the source that contains its first token.
 std::vector<Part> PartsOf(const std::vector<data::Source>& sources, int64_t row_step) {
   std::vector<Part> parts;
   int64_t end = 0;  // In tokens.
