@@ -37,8 +37,8 @@ class Decoder {
   // step may overwrite the logits. Throws kUsage beyond the model's positions.
   at::Tensor Step(const at::Tensor& tokens);
 
-  // True if steps are recorded: on a GPU, for a model whose state has a constant size and whose
-  // parameters are all in memory.
+  // Returns true if steps are recorded: on a GPU, for a model whose state has a constant size and
+  // whose parameters are all in memory.
   bool uses_graph() const { return use_graph_; }
   int64_t num_tokens() const { return state_.num_tokens; }
   // The state after the last token.

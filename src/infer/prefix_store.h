@@ -29,9 +29,9 @@ class PrefixStore {
   // Keeps the state after `prefix`, unless it is larger than the store. Call it if Wants(). Views
   // are copied, so that bytes() is the memory that the store occupies.
   void Keep(std::span<const int32_t> prefix, const model::ModelState& state);
-  // Whether the state after `length` tokens of a prompt of `prompt_tokens` is worth keeping: the
-  // last whole chunk, and 1, 2, 4, 8, ... chunks. Prompts that share half of their text then share
-  // at least a quarter of it here, and a prompt keeps few states.
+  // Returns true if the state after `length` tokens of a prompt should be kept: after the last
+  // whole chunk, and after 1, 2, 4, 8, ... chunks. A prompt then has few states, and prompts that
+  // share half of their text find at least a quarter of it.
   bool Wants(int64_t length, int64_t prompt_tokens) const;
 
   int64_t bytes() const { return bytes_; }

@@ -138,7 +138,7 @@ int64_t RowGroup::state_bytes() const {
 
 namespace {
 
-// The logits of a few steps of `num_rows` equal rows.
+// Returns the logits of a few steps of `num_rows` equal rows.
 std::vector<at::Tensor> LogitsOfEqualRows(const model::LanguageModel& model, int64_t num_rows) {
   constexpr int kSteps = 4;
   RowGroup group(model, num_rows, /*always_all=*/true);

@@ -30,12 +30,12 @@ class RowGroup {
   // Puts the state [1, ...] of a text into an empty row.
   void Place(int64_t row, model::ModelState state);
   void Clear(int64_t row);
-  // The number of tokens of an occupied row.
+  // Returns the number of tokens of an occupied row.
   int64_t num_tokens(int64_t row) const { return rows_[row]->num_tokens; }
   // Decodes one token per row. tokens[i] is ignored if row i is empty. -> logits [R, vocab] fp32;
   // those of empty rows have no meaning.
   at::Tensor Step(std::span<const int32_t> tokens);
-  // Bytes of the states, those of empty rows included.
+  // Returns the bytes of all states, including those of empty rows.
   int64_t state_bytes() const;
 
  private:
