@@ -163,7 +163,8 @@ int64_t MaxPositions(const model::LanguageModel& model, const ckpt::StepState& s
   return state.data.seq_len > 0 ? static_cast<int64_t>(state.data.seq_len) : kDefaultPositions;
 }
 
-// Every key is written, because other programs have changed their defaults in the past.
+// Returns config.json with every key, including those at their default, because other programs have
+// changed their defaults in the past.
 ordered_json ConfigJson(const Layout& layout, const model::LanguageModel& model,
                         const ckpt::StepState& state, const data::SpecialIds& ids,
                         ckpt::StoredDType dtype, bool untie) {
@@ -287,7 +288,7 @@ uint64_t PublishFolder(const fs::path& out, const std::function<void(const fs::p
   }
 }
 
-// The module of the class that computes with a matrix of the model, such as
+// Returns the module of the class that computes with a matrix of the model, such as
 // "model.layers.0.self_attn.q_proj".
 std::string ModuleOf(const Layout& layout, const model::ModelConfig& config,
                      const std::string& parameter) {

@@ -56,7 +56,7 @@ nlohmann::json ReadJson(const fs::path& path) {
   return json;
 }
 
-// True if the name is a plain file name, which cannot leave the folder.
+// Returns true if the name is a plain file name, which cannot leave the folder.
 bool IsPlainName(const std::string& name) {
   return !name.empty() && name != "." && name != ".." &&
          name.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos;

@@ -110,7 +110,7 @@ class Layout {
   virtual ~Layout() = default;
   virtual std::string model_type() const = 0;  // model_type of config.json.
   virtual std::string class_name() const = 0;  // Entry of `architectures` in config.json.
-  // False for layouts of authors' own checkpoints, which can only be imported, by name.
+  // False: the layout is for authors' own checkpoints, which can only be imported, by name.
   virtual bool exports() const { return true; }
   virtual std::string mixer() const = 0;  // halflife's name of the mixer.
   // The config key of the maximum number of positions, which is used as the length of training
@@ -143,18 +143,18 @@ class Layout {
   // if names or places depend on the model's layers or sizes.
   virtual TensorPlace PlaceOf(const model::ModelConfig& config, const std::string& parameter,
                               ConfigReader* reader) const;
-  // False if the class has no tied embeddings: the head of a tied model is then written as a
-  // separate tensor.
+  // False: the class has no tied embeddings, so the head of a tied model is written as a separate
+  // tensor.
   virtual bool can_tie() const { return true; }
-  // Returns names under which other programs store the tensor, in order of preference.
+  // Returns the names under which other programs store the tensor, in order of preference.
   virtual std::vector<std::string> OtherNames(const std::string& tensor) const;
   // Returns the tensors whose rows, one tensor after the other, are those of `tensor`. Import only.
   // Empty: it is stored as one.
   virtual std::vector<std::string> PiecesOf(const std::string& tensor) const;
-  // The member of config.json that describes the model, such as "text_config" in folders of models
-  // that also see images. Empty: config.json itself.
+  // Returns the member of config.json that describes the model, such as "text_config" in folders of
+  // models that also see images. Empty: config.json itself.
   virtual std::string config_member() const { return {}; }
-  // A prefix that old folders omit from all names. Empty: none.
+  // Returns a prefix that old folders omit from all names. Empty: none.
   virtual std::string OptionalPrefix() const;
   // True for tensors that folders may contain but that hold no weights.
   virtual bool IsBuffer(const std::string& tensor, ConfigReader& reader) const;
@@ -170,7 +170,7 @@ class Layout {
   // Returns tensors that the class requires although `config` has no such parameter. They are
   // written as zeros.
   virtual std::vector<dist::ParamSpec> ZeroTensors(const model::ModelConfig& config) const;
-  // False if AutoTokenizer cannot load ByT5Tokenizer, the usual form of `bytes`, from a folder of
+  // False: AutoTokenizer cannot load ByT5Tokenizer, the default form of `bytes`, from a folder of
   // the class. `bytes` is then written as tokenizer.json.
   virtual bool loads_byt5() const { return true; }
   // Returns what a reader of an exported tokenizer must know about the class. Empty: nothing.

@@ -7,7 +7,7 @@
 namespace halflife::interop {
 namespace {
 
-// The short convolution, and the range of beta.
+// Writes the keys of the short convolution and of the range of beta.
 void WriteDeltaKeys(const model::MixerConfig& options, nlohmann::ordered_json& json) {
   json["attn_mode"] = "chunk";
   WriteFlaShortConv(options, json);
@@ -19,7 +19,7 @@ void ReadDeltaKeys(ConfigReader& reader, model::MixerConfig& options) {
   options.Set("allow_neg_eigval", reader.Bool("allow_neg_eigval", false));
 }
 
-// The heads of GatedDeltaNet and KDA.
+// Writes the keys of the heads of GatedDeltaNet and KDA.
 void WriteGatedDeltaHeads(const model::MixerConfig& options, nlohmann::ordered_json& json) {
   const auto num_heads = options.Get<int64_t>("num_heads"),
              num_v_heads = options.Get<int64_t>("num_v_heads");

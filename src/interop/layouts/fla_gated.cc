@@ -37,7 +37,7 @@ class Hgrn2 : public FlaLayout {
     options.Set("use_lower_bound", reader.Bool("use_lower_bound", true));
   }
 
-  // The class has bounds even if no layer reads them: those of layer 0 are 0. It starts from zeros.
+  // The class declares bounds even if no layer reads them: those of layer 0 are constant 0.
   bool IsUnused(const std::string& tensor) const override { return tensor == "model.lower_bounds"; }
   std::vector<dist::ParamSpec> ZeroTensors(const model::ModelConfig& config) const override {
     if (!config.mixer.Get<bool>("use_lower_bound")) return {};

@@ -57,7 +57,7 @@ model::MixerConfig KimiLatentAttention(const model::ModelConfig& config) {
   return full.empty() ? model::MixerConfig("mla") : config.mixer_of(full.front());
 }
 
-// The layers of `list` in linear_attn_config, which counts from 1.
+// Reads the layers in `list` of linear_attn_config, which counts layers from 1.
 std::vector<int64_t> ReadKimiNumbers(ConfigReader& reader, const char* key, int64_t num_layers) {
   const nlohmann::json* list = reader.Member(key);
   const bool valid = list != nullptr && list->is_array() &&

@@ -69,8 +69,8 @@ struct LayerParameter {
 };
 LayerParameter ParseLayerParameter(const std::string& parameter);
 
-// The rotary positions of the softmax classes of transformers (rope_scaling.cc). Returns the names
-// of halflife's position methods that they have: none, and scalings for long texts.
+// Returns the halflife names of the position methods that the softmax classes of transformers have
+// (rope_scaling.cc): none, and scalings for long texts.
 std::vector<std::string> RopeScalings();
 struct RopeSizes {
   int64_t head_dim = 0, max_positions = 0;  // The model's; max_position_embeddings.
@@ -141,7 +141,7 @@ void ReadFlaHybrid(ConfigReader& reader, model::ModelConfig& config);
 nlohmann::ordered_json FlaHybrid(const model::ModelConfig& config);
 // Adds "model." before every name except the head's.
 std::string FlaName(const std::string& parameter);
-// The same for retnet and gla. Their output norm is called g_norm if it is not fused with the gate.
+// The same for retnet and gla, whose output norm is called g_norm if it is not fused with the gate.
 std::string FlaLinearName(const std::string& parameter, ConfigReader* reader);
 
 // A class of fla that has fla's frame, one linear mixer, and perhaps hybrid layers of softmax
@@ -171,14 +171,15 @@ class FlaLayout : public Layout {
   Class class_;
 };
 
-// The names of mamba and mamba2, whose layers consist of a norm and a mixer.
+// Converts a parameter name to the form of mamba and mamba2, whose layers consist of a norm and a
+// mixer.
 std::string BackboneName(const std::string& parameter);
 
-// The heads of linear mixers.
+// Reads the number and widths of the heads of a linear mixer.
 void ReadFlaHeads(ConfigReader& reader, model::MixerConfig& mixer, int64_t num_heads,
                   double expand_k, double expand_v);
 void WriteFlaHeads(const model::MixerConfig& mixer, nlohmann::ordered_json& json);
-// The keys of short convolutions: conv_size is only read if use_short_conv is on.
+// Reads the keys of the short convolutions. conv_size is read only if use_short_conv is true.
 void ReadFlaShortConv(ConfigReader& reader, bool by_default, model::MixerConfig& mixer);
 void WriteFlaShortConv(const model::MixerConfig& mixer, nlohmann::ordered_json& json);
 // Options that retnet and gla share, apart from the heads. `names`: the names of feature maps.
@@ -196,7 +197,7 @@ struct StepLimits {
 
 // Returns the default if the key is absent or null.
 StepLimits ReadStepLimits(ConfigReader& reader, const char* key);
-// The options dt_limit_min and dt_limit_max of a mixer mamba2.
+// Returns the options dt_limit_min and dt_limit_max of a mixer mamba2.
 StepLimits StepLimitsOf(const model::MixerConfig& mamba2);
 void SetStepLimits(const StepLimits& limits, model::MixerConfig& mamba2);
 

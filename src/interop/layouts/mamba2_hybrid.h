@@ -46,8 +46,8 @@ model::MixerConfig ReadHybridSoftmax(ConfigReader& reader, int64_t model_dim,
                                      const AttentionDefaults& defaults);
 void WriteHybridSoftmax(const model::MixerConfig& softmax, nlohmann::ordered_json& json);
 
-// The keys mamba_* that granitemoehybrid, bamba and falcon_h1 share. `inner_width` is the width of
-// all heads; messages name its source, `name_of_width`.
+// Reads the keys mamba_* that granitemoehybrid, bamba and falcon_h1 share. `inner_width` is the
+// width of all heads. `name_of_width` is the key it comes from, for messages.
 model::MixerConfig ReadHybridMamba2(ConfigReader& reader, int64_t inner_width,
                                     const std::string& name_of_width);
 void WriteHybridMamba2(const model::MixerConfig& mamba2, nlohmann::ordered_json& json);
@@ -64,7 +64,7 @@ void WriteExpandedMamba2(const model::MixerConfig* mamba2, int64_t model_dim,
 // Reads a factor, 1 if absent, and requires that it is above 0.
 double ReadPositiveFactor(ConfigReader& reader, const char* key);
 
-// The keys attention_bias and mamba_proj_bias.
+// Reads the keys attention_bias and mamba_proj_bias.
 void ReadAttentionBias(ConfigReader& reader, model::MixerConfig& softmax);
 // Adds a line if only some of the projections q, k, v and o have biases.
 void AddAttentionBiasObstacle(const model::MixerConfig& softmax, std::vector<std::string>& lines);
@@ -76,7 +76,7 @@ void IgnoreHybridKeys(ConfigReader& reader);
 // mixer of a layer is called mamba or self_attn, and the parts of a mixer `parallel` are called so.
 std::string HybridName(const model::ModelConfig& config, const std::string& parameter,
                        std::span<const Renaming> renamings);
-// The same with the names of bamba and falcon_h1, whose MLP is called feed_forward.
+// The same for bamba and falcon_h1, whose MLP is called feed_forward.
 std::string FeedForwardName(const model::ModelConfig& config, const std::string& parameter);
 
 }  // namespace halflife::interop

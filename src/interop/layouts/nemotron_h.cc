@@ -37,7 +37,8 @@ std::string ReadNames(ConfigReader& reader, const char* key, const nlohmann::jso
   return pattern;
 }
 
-// The list of names wins over the pattern in transformers; inference engines read the pattern.
+// Returns the layer pattern. transformers reads the list of names and inference engines read the
+// pattern, so both must agree if both are given.
 std::string ReadPattern(ConfigReader& reader) {
   const std::string pattern = reader.String(kPattern, "");
   for (const char* key : {"layers_block_type", "layer_types"}) {
@@ -234,7 +235,7 @@ class NemotronH : public Layout {
       config.hybrid.push_back({.layers = blocks.without_mlp, .channel_mixer = none});
   }
 
-  // The keys of older folders win.
+  // Reads the options of Mamba-2. The keys of older folders take precedence.
   static model::MixerConfig ReadMamba2(ConfigReader& reader) {
     const std::string act = reader.String("mamba_hidden_act", "silu");
     reader.Require(act == "silu" || act == "swish", "mamba_hidden_act is '", act,

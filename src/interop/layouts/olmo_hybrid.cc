@@ -152,8 +152,8 @@ class OlmoHybrid : public GatedDeltaHybrid {
     config.mixer.Set("norm_eps", kDeltaNormEps);
   }
 
-  // A rope_theta of null means no rotation: inside the object, or at the top level if the object
-  // has none. An absent one is 10000.
+  // Reads rope_theta from the object of the rotation or, if that has none, from the top level. null
+  // means no rotation, and the default is 10000.
   static void ReadRotation(ConfigReader& reader, model::ModelConfig& config,
                            model::MixerConfig& attention) {
     const nlohmann::json* object = reader.Member("rope_scaling");

@@ -27,7 +27,8 @@ double EpsOf(const model::ModelConfig& config) {
   return config.norm.Has("eps") ? config.norm.Get<double>("eps") : 0;
 }
 
-// The softmax layers of a model that has none, whose sizes the class still reads.
+// Returns the softmax layers that are written for a model without any. The class reads their sizes
+// even if no layer uses them.
 model::MixerConfig QwenAttention(double eps) {
   return model::MixerConfig("softmax", {{"num_heads", 4},
                                         {"head_dim", 64},
@@ -155,7 +156,7 @@ class QwenHybrid : public GatedDeltaHybrid {
     if (!tensor.starts_with(kModel)) return {};
     return {"model.language_model." + tensor.substr(kModel.size())};
   }
-  // The image encoder, and layers that predict several tokens.
+  // True for the tensors of the image encoder and of layers that predict several tokens.
   bool IsUnused(const std::string& tensor) const override {
     return tensor.starts_with("model.visual.") || tensor.starts_with("mtp.");
   }
@@ -286,7 +287,8 @@ class Qwen3Next : public QwenHybrid {
   }
 
  private:
-  // A layer has experts if there are any, unless one of two keys excludes it.
+  // Rejects layers with experts. If the config has experts, a layer has them unless one of two keys
+  // excludes it.
   static void RequireDense(ConfigReader& reader, int64_t num_layers) {
     const int64_t num_experts = reader.Int("num_experts", 512, /*min=*/0);
     const int64_t step = reader.Int("decoder_sparse_step", 1);

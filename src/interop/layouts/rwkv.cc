@@ -158,10 +158,10 @@ class Rwkv : public RwkvLayout {
   }
 
  private:
-  // The class halves the residual stream after every `rescale_every` blocks, but not the eps of
-  // later norms. Without halvings, that is an eps of the last norm that is 4 times as large for
-  // each. Returns this eps, and refuses folders in which the norms of blocks would need another
-  // eps, too.
+  // Returns the eps of the last norm. The class halves the residual stream after every
+  // `rescale_every` blocks, but keeps the eps of later norms. A model without halving is equivalent
+  // if the eps of the last norm is 4 times as large per halving. Folders in which the norms of
+  // blocks would need another eps as well are rejected.
   static double LastEps(ConfigReader& reader, int64_t num_blocks, double eps) {
     const int64_t every = reader.Int("rescale_every", 6, /*min=*/0);
     if (every == 0) return kEpsOfLastNorm;

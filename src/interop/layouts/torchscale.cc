@@ -92,7 +92,7 @@ class Torchscale : public ImportOnlyLayout {
  protected:
   static constexpr const char* kDecoder = "decoder.";
 
-  // Names of parameters that only one of the classes has.
+  // Returns the names of parameters that only one of the classes has.
   virtual std::span<const Renaming> OwnNames() const = 0;
 
   // Reads everything that both classes share, except mixer, positions and channel mixer.
@@ -175,13 +175,13 @@ class TorchscaleDecoder : public Torchscale {
     return {};
   }
 
-  // The modules compute these buffers again.
+  // True for buffers that the modules compute again.
   bool IsBuffer(const std::string& tensor, ConfigReader& reader) const override {
     return (IsXposScale(tensor) && HasXpos(reader)) || tensor.ends_with("._float_tensor") ||
            tensor == "decoder.version" || tensor == "version";
   }
-  // The share that each pair of channels keeps over scale_base tokens. Checkpoints from before
-  // these constants were final differ here and nowhere else.
+  // Returns the share that each pair of channels keeps over scale_base tokens. Checkpoints of
+  // versions with other constants differ only in this buffer.
   std::vector<float> BufferValues(const std::string& tensor, ConfigReader& reader) const override {
     if (!IsXposScale(tensor)) return {};
     constexpr double kGamma = 0.4;
@@ -323,8 +323,8 @@ class TorchscaleRetNet : public Torchscale {
 
  private:
   static int64_t NumHeads(ConfigReader& reader) { return reader.Int("decoder_retention_heads", 3); }
-  // A key of halflife. The class's parallel form has no state of constant size. It differs from the
-  // class's recurrent form in the eps of the heads' norm.
+  // Reads halflife's own key row_norm. The default is the class's parallel form, which has no state
+  // of constant size and differs from the class's recurrent form in the eps of the heads' norm.
   static std::string ReadRowNorm(ConfigReader& reader) {
     const std::string row_norm = reader.String("row_norm", "torchscale_parallel");
     constexpr std::array<const char*, 3> kKnown = {"torchscale_parallel", "decay", "none"};

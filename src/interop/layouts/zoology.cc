@@ -46,8 +46,8 @@ std::optional<MixerParameter> InMixer(const std::string& parameter, ConfigReader
                         .name = of_mixer};
 }
 
-// The model's mixer is that of the last layer of the period, as in recipes. Earlier layers that
-// differ have their own.
+// Reads the mixers. The model's mixer is the one of the last layer of the period, as in recipes.
+// Earlier layers that differ are hybrid groups.
 void ReadMixers(ConfigReader& reader, const nlohmann::json& sequence_mixer,
                 model::ModelConfig& config) {
   const int64_t period = ZoologyPeriod(sequence_mixer, config.num_layers);

@@ -21,7 +21,7 @@ struct ZoologyModule {
 // Returns the mixer of a layer: the module itself, or the layer's entry in the list of a Hybrid,
 // which is repeated.
 ZoologyModule ZoologyMixerOf(const nlohmann::json& sequence_mixer, int64_t layer);
-// The number of layers after which the mixers repeat, at most `num_layers`.
+// Returns the number of layers after which the mixers repeat, at most `num_layers`.
 int64_t ZoologyPeriod(const nlohmann::json& sequence_mixer, int64_t num_layers);
 
 // Reads the mixer of a module. Settings that halflife does not support become problems in `reader`,
