@@ -73,7 +73,7 @@ namespace cuda {
 void AdamW(const AdamWArgs& args, cudaStream_t stream);
 }
 
-// The factors of a segment's elements.
+// Returns the factors of a segment's elements.
 HL_ADAMW_INLINE AdamWFactors FactorsOf(const AdamWFactors& factors, const AdamWSegment& segment) {
   AdamWFactors own = factors;
   own.lr *= segment.lr_scale;

@@ -23,8 +23,8 @@ HL_EVERYWHERE constexpr int SharedHead(int head, int num_shared, int num_heads) 
   return static_cast<int>(int64_t{1} * head * num_shared / num_heads);
 }
 
-// Whether a bulk copy can read x, of 2 bytes per element, as a matrix with rows [B T] and adjacent
-// heads as columns [H dim].
+// Returns true if a bulk copy can read x, of 2 bytes per element, as a matrix with rows [B T] and
+// adjacent heads as columns [H dim].
 inline bool IsMatrixOfRows(const TensorView& x, int batch, int heads, int dim) {
   constexpr int64_t kUnit = 8;  // elements of 16 bytes
   return x.stride_t > 0 && (heads - 1) * x.stride_h + dim <= x.stride_t &&

@@ -404,7 +404,7 @@ void ForTaps(const Parts& args, const Run& run) {
   }
 }
 
-// The largest number of threads that a part needs.
+// Returns the largest number of threads that a part needs.
 template <typename T, typename Parts>
 int64_t MostItems(const Parts& args, int64_t tokens, int width) {
   int64_t most = 0;

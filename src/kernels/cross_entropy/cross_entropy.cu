@@ -55,7 +55,7 @@ HL_DEVICE Softmax BlockMerge(Softmax softmax, Softmax (&partial)[kMaxRowWarps]) 
   return softmax;
 }
 
-// The gradient of one row of logits, in the type in which it is stored.
+// Returns the gradient of one row of logits, in the type in which it is stored.
 template <typename T>
 HL_DEVICE T* GradientRow(const LogitRows& args, int64_t row) {
   return reinterpret_cast<T*>(args.logits + row * args.vocab);

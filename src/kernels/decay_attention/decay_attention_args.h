@@ -47,8 +47,8 @@ enum class DecayKind : uint8_t {
   kPerToken,         // [B, T, H]     Mamba-2, simple GLA
   kPerTokenChannel,  // [B, T, H, K]  GLA, HGRN2
 };
-// Whether each key channel has its own decay factor. A factor per token scales a finished tile of
-// scores; a factor per channel must be multiplied into the operands.
+// Returns true if each key channel has its own decay factor. A factor per token scales a finished
+// tile of scores; a factor per channel must be multiplied into the operands.
 HL_EVERYWHERE constexpr bool IsPerChannel(DecayKind kind) {
   return kind == DecayKind::kPerHeadChannel || kind == DecayKind::kPerTokenChannel;
 }

@@ -29,10 +29,10 @@ HL_EVERYWHERE constexpr SegmentChunks ChunksOfSegment(int first, int last, int s
   return {begin, begin + length < last ? begin + length : last};
 }
 
-// The slot of the state before `chunk`, which must be the first chunk of a group, in a sequence
-// whose chunks start at `first`. The slots of a sequence are consecutive. Slots of neighbouring
-// sequences never overlap, without a table of their counts, because floor(a) + floor(b) <= floor(a
-// + b).
+// Returns the slot of the state before `chunk`, which must be the first chunk of a group, in a
+// sequence whose chunks start at `first`. The slots of a sequence are consecutive. Slots of
+// neighbouring sequences never overlap, without a table of their counts, because floor(a) +
+// floor(b) <= floor(a + b).
 HL_EVERYWHERE constexpr int64_t CheckpointSlot(int sequence, int first, int chunk,
                                                int checkpoint_every) {
   return int64_t{1} * first / checkpoint_every + sequence + (chunk - first) / checkpoint_every;
@@ -41,8 +41,8 @@ HL_EVERYWHERE constexpr int64_t NumCheckpointSlots(int num_chunks, int num_seque
                                                    int checkpoint_every) {
   return int64_t{1} * num_chunks / checkpoint_every + num_sequences;
 }
-// The number of elements in all saved states of a forward. If the forward also saves the rounding
-// remainders of the states, this is the distance from a state to its remainder.
+// Returns the number of elements in all saved states of a forward. If the forward also saves the
+// rounding remainders of the states, this is the distance from a state to its remainder.
 HL_EVERYWHERE constexpr int64_t CheckpointElements(const DecayAttentionArgs& args,
                                                    int checkpoint_every) {
   return NumCheckpointSlots(args.num_chunks, args.num_sequences, checkpoint_every) *
@@ -64,7 +64,7 @@ inline BatchTile MakeBatchTile(const DecayAttentionArgs& args, int index, int nu
   const int begin = first(index), count = first(index + 1) - begin;
   return {begin, count, begin, count};  // each row is a sequence
 }
-// The size of the largest batch tile.
+// Returns the size of the largest batch tile.
 inline BatchTile LargestBatchTile(const DecayAttentionArgs& args, int num_batch_tiles) {
   if (num_batch_tiles <= 1) return MakeBatchTile(args, 0, 1);
   const int rows = (args.batch + num_batch_tiles - 1) / num_batch_tiles;

@@ -119,8 +119,9 @@ double ScanSeconds(const DecayAttentionArgs& args, const DeviceLimits& limits, i
          4e-6 * (segmented ? 3 : 1);
 }
 
-// The number of segments, a power of 2, with the smallest estimated time; of equal times, the
-// smaller number. A block reads at least four times as many bytes of its segment as its state has.
+// Returns the number of segments, a power of 2, with the smallest estimated time; of equal times,
+// the smaller number. A block reads at least four times as many bytes of its segment as its state
+// has.
 int ChooseSegments(const DecayAttentionArgs& args, const DeviceLimits& limits,
                    const cuda::ScanCost& cost, const DecayBlock& block) {
   const int64_t num_states = int64_t{1} * args.num_sequences * args.num_heads;
@@ -141,7 +142,7 @@ int ChooseSegments(const DecayAttentionArgs& args, const DeviceLimits& limits,
 // For the per-token reverse scan, whose shared memory is at most 86 KiB.
 constexpr int kSimtBlocksPerSm = 2;
 
-// The problem of the largest batch tile by itself.
+// Returns the problem of the largest batch tile by itself.
 DecayAttentionArgs LargestBatchTileProblem(const DecayAttentionArgs& args, int num_batch_tiles) {
   const BatchTile batch_tile = LargestBatchTile(args, num_batch_tiles);
   DecayAttentionArgs own = args;

@@ -143,12 +143,12 @@ void DeltaRuleBackwardSummarise(const DeltaSegmentArgs& args);
 
 // Pointers are those of the device, `chunks` and `sequence_begin` too. bf16 or fp32.
 namespace cuda {
-// Whether the kernels have the sizes and dtypes: bf16 with K <= 256, fp32 with K <= 256 (K <= 128
-// with decays per channel).
+// Returns true if the kernels support the sizes and dtypes: bf16 with K <= 256, fp32 with K <= 256
+// (K <= 128 with decays per channel).
 bool SupportsDeltaRule(const DeltaRuleArgs& args);
 // The same for the kernels of gradients: bf16 with K <= 256, fp32 with K <= 128.
 bool SupportsDeltaRuleBackward(const DeltaRuleArgs& args);
-// Bytes of args.workspace, which must be aligned to 256 bytes.
+// Returns the bytes of args.workspace, which must be aligned to 256 bytes.
 size_t DeltaRuleForwardBytes(const DeltaRuleArgs& args);
 size_t DeltaRuleBackwardBytes(const DeltaRuleArgs& args);
 size_t DeltaRuleSummaryBytes(const DeltaRuleArgs& args);

@@ -14,7 +14,7 @@ namespace halflife::kernels {
 // between them.
 constexpr int kDeltaCheckpointEvery = 4;
 
-// The slot of the state before `chunk`, which must be the first chunk of a group of
+// Returns the slot of the state before `chunk`, which must be the first chunk of a group of
 // kDeltaCheckpointEvery, in a sequence whose chunks start at `first`. The slots of a sequence are
 // consecutive. Slots of neighbouring sequences never overlap, without a table of their counts,
 // because floor(a) + floor(b) <= floor(a + b).
@@ -26,7 +26,7 @@ HL_EVERYWHERE constexpr int64_t NumDeltaCheckpoints(int num_chunks, int num_sequ
   return int64_t{1} * num_chunks / kDeltaCheckpointEvery + num_sequences;
 }
 
-// Bytes per element of a state: fp32, or fp64 with fp64 operands.
+// Returns the bytes per element of a state: fp32, or fp64 with fp64 operands.
 constexpr size_t DeltaComputeBytes(const DeltaRuleArgs& args) {
   return args.q.dtype == DType::kF64 ? 8 : 4;
 }

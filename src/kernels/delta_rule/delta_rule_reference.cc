@@ -23,11 +23,12 @@ struct HeadOfRow {
   }
   int64_t State() const { return (b * p.num_value_heads + h) * K() * V(); }
   bool Starts(int64_t t) const { return !p.starts.empty() && p.starts[b * p.seq_len + t] != 0; }
-  // The index of channel c's log_decay.
+  // Returns the index of channel c's log_decay.
   int64_t Decay(int64_t t, int64_t c) const {
     return p.decay == DeltaDecay::kPerToken ? Token(t) : Token(t) * K() + c;
   }
-  // The decay factor of channel c. A document start drops the earlier state, as a decay of 0 does.
+  // Returns the decay factor of channel c. A document start drops the earlier state, as a decay of
+  // 0 does.
   double Factor(int64_t t, int64_t c) const {
     if (Starts(t)) return 0;
     return p.decay == DeltaDecay::kNone ? 1 : std::exp(p.log_decay[Decay(t, c)]);

@@ -73,7 +73,8 @@ void DotRows(const SkinnyMatmulArgs<T>& args, int64_t row, int64_t begin, int64_
     DotTile<kRows, kColumns, kPrefetch>(args, row, column);
   for (; column < end; ++column) DotTile<kRows, 1, kPrefetch>(args, row, column);
 }
-// The first rows bring the block of the weight into the cache.
+// Multiplies groups of kRows rows and returns the first remaining row. The first group prefetches
+// the block of the weight.
 template <int kRows, int kColumns, typename T>
 int64_t DotRowsFrom(const SkinnyMatmulArgs<T>& args, int64_t row, int64_t begin, int64_t end) {
   for (; row + kRows <= args.rows; row += kRows)

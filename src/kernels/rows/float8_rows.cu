@@ -21,7 +21,7 @@ HL_DEVICE float RowMax(float x, int lanes, float (&partial)[kMaxRowWarps]) {
   return x;
 }
 
-// The magnitude of x, or infinity if x is a NaN, which fmaxf would ignore.
+// Returns the magnitude of x, or infinity if x is a NaN, which fmaxf would ignore.
 HL_DEVICE float OrderedMagnitude(float x) {
   const uint32_t magnitude = __float_as_uint(x) & 0x7fffffff;
   return __uint_as_float(magnitude > 0x7f800000 ? 0x7f800000u : magnitude);

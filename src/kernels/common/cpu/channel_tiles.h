@@ -202,7 +202,7 @@ class ChannelTiles {
         for (int j = 0; j < kPanel; j += kLanes<T>) function(r, panel + j);
   }
 
-  // The sum over half a tile, which starts at row `begin`.
+  // Returns the sum over half a tile, which starts at row `begin`.
   HL_INLINE Vec<T> SumOfHalf(int begin, int column) const {
     Vec<T> sum = {};
     for (int r = begin; r < begin + kDecayTile / 2; ++r) sum += At(log_decay_.Row(r, column));

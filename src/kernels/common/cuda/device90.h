@@ -46,7 +46,7 @@ using TensorMap = emu::TensorMap;
 using TensorMap = CUtensorMap;
 #endif
 
-// The map of a matrix that was checked.
+// Encodes the tensor map of a matrix that was checked by the caller.
 inline TensorMap EncodeTensorMap(const TileSource& source) {
 #if HL_EMULATE
   return {static_cast<const unsigned char*>(source.data),

@@ -10,7 +10,7 @@ namespace halflife::kernels::rows {
 HL_DEVICE float ScaledLogSigmoid(float z, float scale) {
   return scale * (fminf(z, 0.0f) - log1pf(expf(-fabsf(z))));
 }
-// The same with a lower bound. A NaN stays one.
+// The same with a lower bound. A NaN stays a NaN.
 HL_DEVICE float GateLogDecay(float z, const DecayGateForm& form) {
   const float decay = ScaledLogSigmoid(z, form.scale);
   return decay < form.floor ? form.floor : decay;

@@ -314,7 +314,7 @@ HL_DEVICE void PackFragment(Fragment<kTerms>& a, const float (&d0)[4], const flo
     SplitPair(a.terms[0][3], a.terms[1][3], d1[2], d1[3]);
   }
 }
-// The two numbers in register i of a fragment.
+// Returns the two numbers in register i of a fragment.
 template <int kTerms>
 HL_DEVICE float2 FragmentPair(const Fragment<kTerms>& x, int i) {
   float2 pair = make_float2(UnpackLo(x.terms[0][i]), UnpackHi(x.terms[0][i]));

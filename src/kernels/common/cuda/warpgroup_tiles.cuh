@@ -97,8 +97,8 @@ HL_DEVICE void FenceTiles(float (&d)[kTiles][4]) {
 
 #endif  // HL_HAS_WGMMA
 
-// A tensor map over tiles [rows, columns] without gaps, stacked along the rows, in boxes of one
-// tile.
+// Returns a tensor map over tiles [rows, columns] without gaps, stacked along the rows, in boxes of
+// one tile.
 inline TensorMap MapOfTiles(const void* tiles, int64_t num_tiles, int rows, int columns,
                             const char* name) {
   TileSource source;

@@ -46,8 +46,8 @@ void BeginChunk(const ChunkEntry& chunk, Operands<T>& x) {
   x.rows = RoundUp(chunk.length, kTile);
 }
 
-// The number of tile steps in the products of a chunk: its multiply-adds divided by those of one
-// step.
+// Returns the number of tile steps in the products of a chunk: its multiply-adds divided by those
+// of one step.
 template <typename T, bool kOutputs>
 int64_t ForwardSteps(const Shape& shape) {
   const int64_t C = shape.chunk_rows, K = shape.keys_padded, V = shape.columns_padded;

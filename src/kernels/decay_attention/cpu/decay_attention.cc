@@ -202,7 +202,7 @@ struct SegmentStates {
   }
 };
 
-// The address of one head's state or norm in the caller's [num_sequences, H, K, V] or
+// Returns the address of one head's state or norm in the caller's [num_sequences, H, K, V] or
 // [num_sequences, H, K].
 std::byte* StateAt(const DecayAttentionArgs& args, const void* states, int64_t state) {
   return Offset(states, state * args.head_dim_k * args.head_dim_v, ComputeBytes(args));

@@ -205,7 +205,8 @@ class ReverseScan {
                        });
     if (scaled) StoreScaledKeyGradient(chunk, rows);
   }
-  // The operand was c k, so dc = k . d(c k) and dk = c d(c k).
+  // Stores the gradients of the scale c and of k. The operand was c k, so dc = k . d(c k) and dk =
+  // c d(c k).
   void StoreScaledKeyGradient(const ChunkEntry& chunk, const RowsOf& rows) {
     const RowsOf scales = Gradient(args_.key_scale, chunk);
     const RowsOf keys(args_.k, chunk, item_.scan.head, args_.num_heads, args_.num_k_heads);

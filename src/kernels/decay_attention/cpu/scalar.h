@@ -53,7 +53,7 @@ class ScalarDecay {
   // exp(sum of log_decay over the chunk), repeated for every key; and the sum itself.
   const T* through() const { return through_; }
   T log_through(int /*key*/) const { return log_through_; }
-  // Whether a token's decay is 0. The sum does not show it if another decay is NaN.
+  // Returns true if a token's decay is 0. The sum does not show it if another decay is NaN.
   bool cuts(int /*key*/) const {
     for (int r = 0; r < length_; ++r)
       if (log_decay_[r] == -static_cast<T>(__builtin_inff())) return true;

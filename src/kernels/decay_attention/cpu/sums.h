@@ -13,7 +13,7 @@ class SharedSums {
 
   // Points the item's gradients at the caller's tensors or, for shared ones, at the workspace.
   void Direct(ReverseItem& item, int64_t segment, int segments) const;
-  // Sums the contributions. Call it after all items are done.
+  // Sums the contributions. Call it after all items have run.
   void Reduce(int segments) const;
 
  private:

@@ -12,7 +12,7 @@ namespace halflife::kernels::cpu {
 constexpr int kMaxChunkSize = 256;       // tokens
 constexpr int kMaxCheckpointEvery = 64;  // chunks
 
-// Bytes per element of a state or a partial sum: fp32, or fp64 with fp64 operands.
+// Returns the bytes per element of a state or a partial sum: fp32, or fp64 with fp64 operands.
 constexpr size_t ComputeBytes(const DecayAttentionArgs& args) {
   return args.q.dtype == DType::kF64 ? 8 : 4;
 }

@@ -136,8 +136,8 @@ constexpr int ChannelStateScanBytes(int k, int v, int terms = 1) {
   return kTileStages * (terms * kTile * (k + v) * 2 + 2 * k * 4 + kStagedTileBytes);
 }
 
-// The number of blocks per multiprocessor as far as registers allow: the kernels are compiled for
-// it.
+// Returns the number of blocks per multiprocessor as far as registers allow: the kernels are
+// compiled for it.
 constexpr int ScanBlocksPerSm(int k, int v, int terms = 1) {
   return v > 64 ? 1 : k > 64 || terms > 1 ? 2 : 3;
 }
@@ -151,7 +151,8 @@ constexpr int ChannelScanBlocksPerSm(int v) { return v > 64 ? 1 : 2; }
 constexpr int WarpgroupGradBlocksPerSm(int k, int v) { return k * v > 64 * 64 ? 2 : 3; }
 constexpr int ReverseScanBlocksPerSm(int k) { return k > 64 ? 1 : 2; }
 
-// Whether a device exists on which the reverse scan's tiles fit in one stage, but not in two.
+// Returns true if there is a device on which one stage of the reverse scan's tiles fits and two do
+// not.
 constexpr bool WantsOneStage(int k, int v) {
   for (const int64_t limit : kSharedMemoryOf)
     if (ReverseScanBytes(k, v, 1) <= limit && ReverseScanBytes(k, v, 2) > limit) return true;

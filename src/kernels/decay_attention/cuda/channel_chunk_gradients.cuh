@@ -314,7 +314,7 @@ HL_DEVICE float TimesStateRow(const AdjointRow& adjoint, const bf16* state) {
 
 // ---- pairs of tokens: a thread has one channel of two tiles ----
 
-// A thread's channel, and the tiles 2 half and 2 half + 1.
+// The channel of a thread, and the half whose tiles 2 half and 2 half + 1 it processes.
 template <int kK>
 HL_DEVICE int OwnChannel() {
   return static_cast<int>(threadIdx.x) % kK;
@@ -630,7 +630,7 @@ HL_DEVICE void GradTileDecays(const ChunkGradShared<Config>& smem, int tile,
   }
 }
 
-// The gradients of key scales, from k dk of all channels, a warp per token.
+// Computes the gradients of key scales as sums of k dk over all channels, one warp per token.
 template <typename Config>
 HL_DEVICE void GradChunkKeyScales(const ChunkGradShared<Config>& smem,
                                   const ReverseScanParams& params) {

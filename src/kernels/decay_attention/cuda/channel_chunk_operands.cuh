@@ -84,8 +84,8 @@ HL_DEVICE float2 ScaledPair(const bf16* x, float scale, float2 decay) {
   return make_float2(pair.x * (scale * decay.x), pair.y * (scale * decay.y));
 }
 
-// The operands of one block's tokens and two channels, and their decays. queries, keys, transition,
-// log2_transition: of this chunk and head.
+// Computes the operands of one block's tokens for two channels, and their decays. queries, keys,
+// transition, log2_transition: those of this chunk and head.
 template <int kK>
 HL_DEVICE void ScaleBlock(const ChunkOperandsShared& smem, const ChannelChunks& target, int block,
                           int column) {
@@ -126,8 +126,8 @@ HL_DEVICE void ScaleBlock(const ChunkOperandsShared& smem, const ChannelChunks& 
   *reinterpret_cast<float2*>(target.log2_transition + column) = own;
 }
 
-// The scores of pairs within the warp's block of 8 tokens. A lane sums its channels of all pairs,
-// so that it reads each q, k and decay once: the keys before r decay by r's decay, row by row.
+// Computes the scores of pairs within the warp's block of 8 tokens. A lane sums its channels of all
+// pairs, so it reads each q, k and decay once: row by row, the keys before r decay by r's decay.
 template <int kK>
 HL_DEVICE void ScoresWithinBlock(const ChunkOperandsShared& smem, int length) {
   constexpr int kRows = kBaseBlock, kPairs = kRows * (kRows - 1) / 2;
@@ -178,7 +178,7 @@ HL_DEVICE void StoreScores(bf16* scores, int row, int column, float x, float y, 
       PackBf16(live && column < length ? x : 0.0f, live && column + 1 < length ? y : 0.0f);
 }
 
-// The scores of the later block of tile i of 16 tokens with the keys of its earlier block.
+// Computes the scores of the later block of tile i of 16 tokens with the keys of its earlier block.
 template <int kK>
 HL_DEVICE void ScoresWithinTile(const ChunkOperandsShared& smem, int i, int length) {
   const int lane = FreshLaneId();
@@ -217,7 +217,7 @@ HL_DEVICE void DecayBetween(uint32_t (&a)[4], uint32_t (&b)[4], const float* tot
     b[2 + half] = ScalePair(b[2 + half], later_key.x, later_key.y);
   }
 }
-// The scores of tile i of 16 tokens with the keys of tile j < i.
+// Computes the scores of tile i of 16 tokens with the keys of tile j < i.
 template <int kK>
 HL_DEVICE void ScoresOfTiles(const ChunkOperandsShared& smem, int i, int j, int length) {
   const int lane = FreshLaneId();

@@ -34,8 +34,8 @@ constexpr size_t ChannelChunkBytes(int k) {
   return size_t{2} * kChunk * (2 * k + kChunk) + size_t{2} * 4 * k;
 }
 
-// The arrays for a batch tile, in a region of the workspace that is aligned to 256 bytes and has
-// ChannelChunkBytes per chunk and head.
+// Returns the arrays for a batch tile, in a region of the workspace that is aligned to 256 bytes
+// and has ChannelChunkBytes per chunk and head.
 inline ChannelChunks ChannelChunksOf(const DecayAttentionArgs& args, const SegmentShape& shape,
                                      const void* region) {
   const int64_t chunk_heads = MaxStatesInBatchTile(args, shape.num_sequences, /*num_parts=*/1);
@@ -51,7 +51,7 @@ inline ChannelChunks ChannelChunksOf(const DecayAttentionArgs& args, const Segme
   return chunks;
 }
 
-// The index of a chunk and head in these arrays; first_chunk: of the batch tile.
+// Returns the index of a chunk and head in these arrays; first_chunk: of the batch tile.
 HL_EVERYWHERE constexpr int64_t ChunkHeadIndex(int chunk, int first_chunk, int head,
                                                int num_heads) {
   return int64_t{1} * (chunk - first_chunk) * num_heads + head;

@@ -79,7 +79,8 @@ HL_DEVICE ChannelGradShared<Config> CarveChannelGrad(unsigned char* raw) {
   return smem;
 }
 
-// Whether the thread handles a channel of the queries; otherwise it handles one of the keys.
+// Returns true if the thread handles a channel of the queries; otherwise it handles one of the
+// keys.
 template <typename Config>
 HL_DEVICE bool HasQuery() {
   return static_cast<int>(threadIdx.x) < Config::kK;

@@ -253,7 +253,7 @@ struct ChannelReverseScan {
   HL_DEVICE int64_t StateElements() const {
     return int64_t{1} * args().head_dim_k * args().head_dim_v;
   }
-  // The tile's x, y and t for one slice of V.
+  // Returns the tile's x, y and t for one slice of V.
   HL_DEVICE float* Products(const StagedTile& at) const {
     return params.products +
            (block_index.slice * params.num_tiles + tensors.tiles.Index(at.chunk, at.row)) *

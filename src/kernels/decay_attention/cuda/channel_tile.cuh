@@ -251,8 +251,8 @@ HL_DEVICE void ScoresFragment(Fragment<kTerms>& x, const bf16* scores) {
 
 // ---- tiles in sequence ----
 
-// A head's rows of a tensor from the batch's first token on, and the rows of one tile. Splitting
-// this computes the constant part only once.
+// HeadRows describes the rows of a head from the batch's first token on, and RowsAt those of one
+// tile. The constant part is thus computed once.
 HL_DEVICE Rows HeadRows(const TensorView& view, int head, int column, int dim) {
   Rows rows = RowsOf(view, ChunkEntry{}, head, column, dim);
   rows.aligned = rows.aligned && view.stride_b * (rows.is_wide ? 4 : 2) % 16 == 0;

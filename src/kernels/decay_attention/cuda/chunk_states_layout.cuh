@@ -24,19 +24,19 @@ template <typename Params>
 HL_DEVICE int ChunkInBatchTile(const Params& params, int chunk) {
   return chunk - params.grads.forward.sequence_begin[params.shape.first_sequence];
 }
-// Index into the factors, [chunks of the batch tile, H].
+// Returns the index into the factors, [chunks of the batch tile, H].
 template <typename Params>
 HL_DEVICE int64_t FactorsSlot(const Params& params, int head, int chunk) {
   return int64_t{1} * ChunkInBatchTile(params, chunk) * params.grads.forward.num_heads + head;
 }
-// Index into ReverseScanParams::states and ::adjoints, [chunks of the batch tile, H, slices of K
-// and V].
+// Returns the index into ReverseScanParams::states and ::adjoints, [chunks of the batch tile, H,
+// slices of K and V].
 template <typename Params>
 HL_DEVICE int64_t StateSlot(const Params& params, int part, int head, int chunk) {
   return FactorsSlot(params, head, chunk) * params.shape.num_parts() + part;
 }
 
-// The slices of a head if its blocks are 64 x 64.
+// Returns the slices of a head if its blocks are 64 x 64.
 HL_EVERYWHERE constexpr SegmentShape StateBlocks(const DecayAttentionArgs& args,
                                                  SegmentShape shape) {
   shape.num_key_slices = args.head_dim_k / kStateBlock;

@@ -228,7 +228,8 @@ void SimtForward(const DecayAttentionArgs& args, cudaStream_t stream) {
   SimtScan(params, stream);
 }
 
-// The parameters of one batch tile's reverse scan. A constant decay's gradient covers all tiles.
+// Returns the parameters of one batch tile's reverse scan. A constant decay's gradient covers all
+// tiles.
 decay::SimtReverseScanParams SimtReverseParams(const DecayAttentionGradArgs& grads,
                                                const BackwardLayout& layout,
                                                const BatchTile& batch_tile) {

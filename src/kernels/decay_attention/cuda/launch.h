@@ -71,7 +71,8 @@ inline unsigned NumTiles(const DecayAttentionArgs& args, const SegmentShape& sha
       MaxTilesInBatchTile(args, shape.num_sequences, shape.num_key_slices));
 }
 
-// The number of states, and of blocks, for kernels with one block per chunk and part of a state.
+// Returns the number of states, and of blocks, for kernels with one block per chunk and part of a
+// state.
 inline int64_t MaxStatesInBatchTile(const DecayAttentionArgs& args, int num_sequences,
                                     int num_parts) {
   return MaxChunksInBatchTile(args, num_sequences) * args.num_heads * num_parts;

@@ -77,8 +77,8 @@ class NormalisedBackward {
     return At<T>(grads_.forward.workspace, offset);
   }
 
-  // The number of elements before the batch tile in [batch, T, heads, width], [batch, heads, width]
-  // and [num_sequences, H, width].
+  // Returns the number of elements before the batch tile in [batch, T, heads, width], [batch,
+  // heads, width] and [num_sequences, H, width].
   int64_t TokensBefore(int heads, int width) const;
   int64_t RowsBefore(int heads, int width) const;
   int64_t StatesBefore(int64_t width) const;

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kThreads = 128;
 
-// One thread per item.
+// Uses one thread per item.
 LaunchShape ShapeFor(int64_t items, const char* name) {
   return {GridBlocks((items + kThreads - 1) / kThreads, name), kThreads, 0, name};
 }

@@ -7,11 +7,11 @@
 
 namespace halflife::kernels::decay {
 
-// The index of a slice of K and V, combined into one number.
+// Returns the index of a slice of K and V, combined into one number.
 HL_DEVICE int PartOf(const ReverseScanParams& params, const BlockIndex& block_index) {
   return block_index.key_slice * params.shape.num_slices + block_index.slice;
 }
-// The index into [slices, num_sequences, H, num_segments].
+// Returns the index into [slices, num_sequences, H, num_segments].
 HL_DEVICE int64_t PieceOf(const ReverseScanParams& params, int slice,
                           const BlockIndex& block_index) {
   return int64_t{1} * slice * params.grads.forward.num_sequences * params.grads.forward.num_heads *

@@ -46,7 +46,7 @@ double BackwardBytesPerToken(const DecayAttentionArgs& args, const DecayBlock& b
 // Products of bf16 per product of operands.
 double NumProducts(const DecayAttentionArgs& args) { return NumTerms(args) == 1 ? 1 : 3; }
 
-// The cost of the segments' own states, each of which needs two operands.
+// Returns the cost of the segments' own states, each of which needs two operands.
 ScanCost SegmentCost(const DecayAttentionArgs& args, const Slices& slices) {
   const double K = args.head_dim_k, V = args.head_dim_v;
   ScanCost cost;
@@ -76,7 +76,7 @@ DecayBlock BestBlock(const DecayAttentionArgs& args, int64_t shared_memory_bytes
   return best;
 }
 
-// Whether the rows of each token and head start at multiples of 16 bytes.
+// Returns true if the rows of each token and head start at multiples of 16 bytes.
 bool HasWholeUnits(const TensorView& x) {
   const int64_t unit = 16 / static_cast<int64_t>(SizeOf(x.dtype));
   return x.stride_b % unit == 0 && x.stride_t % unit == 0 && x.stride_h % unit == 0 &&
@@ -174,9 +174,9 @@ ScanCost ForwardCost(const DecayAttentionArgs& args, const DecayAttentionPlan& p
 }
 namespace {
 
-// The cost of the two scans that store the states of all chunks, one per direction, which run in
-// parallel. The gradients after them process chunks independently, so segments do not change their
-// cost.
+// Returns the cost of the two scans that store the states of all chunks, one per direction, which
+// run in parallel. The gradients after them process chunks independently, so segments do not change
+// their cost.
 ScanCost ChunkStatesCost(const DecayAttentionArgs& args, const DecayBlock& block) {
   const double K = args.head_dim_k, V = args.head_dim_v;
   ScanCost cost = SegmentCost(args, SlicesOf(args, block));

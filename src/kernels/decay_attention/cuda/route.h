@@ -18,14 +18,14 @@ enum class Route {
   kChannelScan,  // per-channel decays; also on tensor cores
   kSimt,         // everything else: the recurrent (per-token) kernels in fp32
 };
-// The number of bf16 terms of an operand on tensor cores (kernels/common/cuda/tiles.cuh): 1 for
-// bf16 operands, 2 for fp32 operands, whose products are then three products of bf16.
+// Returns the number of bf16 terms of an operand on tensor cores (kernels/common/cuda/tiles.cuh): 1
+// for bf16 operands, 2 for fp32 operands, whose products are then three products of bf16.
 int NumTerms(const DecayAttentionArgs& args);
 Route ForwardRoute(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
 Route BackwardRoute(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
 
-// The compiled block whose scan fits into the shared memory and moves the fewest bytes; of equals,
-// the smaller one. {0, 0} if no scan supports the problem.
+// Returns the compiled block whose scan fits into the shared memory and moves the fewest bytes, the
+// smaller one of equals. Returns {0, 0} if no scan supports the problem.
 DecayBlock ForwardBlock(const DecayAttentionArgs& args, int64_t shared_memory_bytes);
 DecayBlock BackwardBlock(const DecayAttentionArgs& args, int64_t shared_memory_bytes);
 
@@ -34,7 +34,7 @@ DecayBlock BackwardBlock(const DecayAttentionArgs& args, int64_t shared_memory_b
 int ForwardSharedBytes(DecayKind kind, const DecayBlock& block, int terms);
 int BackwardSharedBytes(DecayKind kind, const DecayBlock& block, int terms);
 
-// Whether the forward with these blocks can use Hopper's warpgroup instructions (wgmma).
+// Returns true if the forward with these blocks can use Hopper's warpgroup instructions (wgmma).
 // Requirements: bf16 operands, no normaliser, heads that fill their blocks and, for bulk copies,
 // rows of the batch at equal distances in units of 16 bytes. With one decay factor per token,
 // blocks have 128 columns of V or are 64 x 64; with per-channel decays, a head has one slice of K,
@@ -48,9 +48,9 @@ bool CanUseWgmma(const DecayAttentionArgs& args, const DecayBlock& block);
 bool CanUseWgmmaBackward(const DecayAttentionArgs& args, const DecayBlock& block);
 bool CanUseWgmmaBackward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan);
 
-// Whether the states of segments are scanned by warpgroups: with one decay factor per token, if one
-// of the plan's directions is. A reverse scan also requires CanReadByRows(dout), that is, rows at
-// equal distances.
+// Returns true if the states of segments are scanned by warpgroups: with one decay factor per
+// token, if one of the plan's directions is. A reverse scan also requires CanReadByRows(dout), that
+// is, rows at equal distances.
 bool StatesByWarpgroups(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
 bool CanReadByRows(const DecayAttentionArgs& args, const TensorView& dout);
 
@@ -62,8 +62,8 @@ struct Slices {
 };
 Slices SlicesOf(const DecayAttentionArgs& args, const DecayBlock& block);
 
-// The part of a state that a block of the backward's scan owns. With wgmma, that is the scan which
-// computes the states of all chunks.
+// Returns the part of a state that a block of the backward's scan owns. With wgmma, that is the
+// scan which computes the states of all chunks.
 DecayBlock ReverseScanBlock(const DecayAttentionPlan& plan);
 
 // The cost of a scan, and of the scan over segments before it, if there is one.

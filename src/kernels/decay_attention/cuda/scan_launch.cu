@@ -94,7 +94,7 @@ const Instance& FindInstance(const DecayAttentionArgs& args, const DecayBlock& b
           ") of (K, V) is not compiled. Use one of:", names);
 }
 
-// The maximum of shared memory that a block may request.
+// Returns the maximum of shared memory that a block may request.
 int SharedMemoryLimit() {
 #if HL_EMULATE
   // HL_EMU_SHARED_BYTES=166912 emulates an sm_80.
@@ -158,7 +158,8 @@ const float* ScanSegments(const Scan& scan, const SegmentLayout& layout, const T
   decay::LaunchSegmentScan(over, stream);
   return own.states;
 }
-// The part of [num_sequences, H, K, V] that belongs to the batch tile's sequences; null for null.
+// Returns the part of [num_sequences, H, K, V] that belongs to the batch tile's sequences; null for
+// null.
 const float* BatchTileStates(const Scan& scan, const void* states) {
   if (states == nullptr) return nullptr;
   return static_cast<const float*>(states) + int64_t{1} * scan.batch_tile.first_sequence *

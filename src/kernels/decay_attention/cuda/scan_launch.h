@@ -64,20 +64,20 @@ inline Direction BackwardDirection(const DecayAttentionPlan& plan, const BatchTi
 
 Scan MakeScan(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
               const Direction& direction);
-// The scan for the normaliser state z (v replaced by a column of ones). Its block has the same
-// width in K, so that its slices of K are the problem's.
+// Returns the scan for the normaliser state z (v replaced by a column of ones). Its block has the
+// same width in K, so that its slices of K are the problem's.
 Scan MakeNormaliserScan(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                         const Direction& direction, const NormaliserLayout& layout);
 
-// A tensor or a problem restricted to the rows (and sequences) of a batch tile, for kernels that
-// index from the tile's first row. A scan uses the tensors of the whole batch, because its chunks
-// contain the batch's row numbers.
+// Returns a tensor or a problem restricted to the rows (and sequences) of a batch tile, for kernels
+// that index from the tile's first row. A scan uses the tensors of the whole batch, because its
+// chunks contain the batch's row numbers.
 TensorView BatchTileRows(TensorView view, const BatchTile& batch_tile);
 DecayAttentionArgs BatchTileProblem(const DecayAttentionArgs& args, const BatchTile& batch_tile);
 
-// A view of [slices, B, T, H, dim] fp32 in the workspace, from slice `first` on, where B counts the
-// rows of the batch tile. The data pointer is shifted so that the view is indexed by rows of the
-// whole batch.
+// Returns a view of [slices, B, T, H, dim] fp32 in the workspace, from slice `first` on, where B
+// counts the rows of the batch tile. The data pointer is shifted so that the view is indexed by
+// rows of the whole batch.
 TensorView Partial(const DecayAttentionArgs& args, const BatchTile& batch_tile, size_t offset,
                    int dim, int first = 0);
 
@@ -105,8 +105,8 @@ struct GradientOutputs {
   TensorView dq, dk, dv, dlog_decay, dkey_scale;
   float* dlambda;
 };
-// The outputs that the layout assigns to a scan. `first` is the index of its first slice of V;
-// slices that also depend on K start at first * (slices of K).
+// Returns the outputs that the layout assigns to a scan. `first` is the index of its first slice of
+// V; slices that also depend on K start at first * (slices of K).
 GradientOutputs MakeGradientOutputs(const DecayAttentionGradArgs& grads,
                                     const DecayAttentionPlan& plan, const BackwardLayout& layout,
                                     const BatchTile& batch_tile, int first);
@@ -115,7 +115,7 @@ GradientOutputs MakeGradientOutputs(const DecayAttentionGradArgs& grads,
 void RunBackward(const Scan& scan, const DecayAttentionGradArgs& grads,
                  const BackwardLayout& layout, const GradientOutputs& outputs, cudaStream_t stream);
 
-// A backward's scan over V. With the normaliser, the rows of dout are divided by their
+// Returns a backward's scan over V. With the normaliser, the rows of dout are divided by their
 // denominators.
 Scan MakeReverseScan(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
                      const BatchTile& batch_tile);

@@ -19,8 +19,8 @@ namespace halflife::kernels::decay {
 
 constexpr int kStepColumns = 64, kStepRows = 4;
 
-// The log decay of a channel [Hd K] in row b. The sum has the order of RowProducts: packs of 8 in
-// order, and their sums by a tree.
+// Returns the log decay of a channel [Hd K] in row b. The sum has the order of RowProducts: packs
+// of 8 in order, and their sums by a tree.
 HL_DEVICE float LowRankLogDecay(const LowRankDecay& decay, int b, int channel) {
   constexpr int kPacks = kMaxDecayRank / 8;
   const Bf16* const hidden = decay.hidden + b * decay.hidden_stride;

@@ -232,9 +232,9 @@ HL_DEVICE void FillDecayTables(DecayTables& tables, const DecayAttentionArgs& ar
   });
 }
 
-// The warp with the least work while tiles of scores up to the diagonal are computed, 16 rows per
-// warp from 16 (warp % 4) on. It has one tile of up to four or, if two warps share rows, none. It
-// fills the next chunk's tables.
+// Returns the warp with the least work while tiles of scores up to the diagonal are computed: 16
+// rows per warp, from row 16 (warp % 4) on. This warp has one tile of up to four, or none if two
+// warps share rows. It fills the tables of the next chunk.
 template <typename Config>
 HL_DEVICE constexpr int IdleWarp() {
   return Config::kWarps - 4;

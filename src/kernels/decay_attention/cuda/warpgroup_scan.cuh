@@ -168,9 +168,9 @@ HL_DEVICE void StoreScores(bf16* target, float (&scores)[kChunk / 8][4], const P
   }
 }
 
-// The warpgroup that computes scores. A chunk is loaded into the stage of the chunk three before
-// it. The warp with the fewest pairs to weigh fills the tables of the next chunk, after the scores,
-// and its neighbour starts copies.
+// The loop of the warpgroup that computes scores. A chunk is loaded into the stage of the chunk
+// three before it. After the scores, the warp with the fewest pairs fills the tables of the next
+// chunk, and its neighbour starts copies.
 template <typename Config>
 HL_DEVICE void ScoreChunks(const WarpgroupScanShared<Config>& smem, const ChunkScanParams& params,
                            const WarpgroupMaps& maps, const BlockIndex& block_index) {
@@ -284,7 +284,7 @@ HL_DEVICE void BeginChunk(float (&out)[kChunk / 8][4], float (&state)[Config::kK
   WgmmaCommit();
 }
 
-// The warps that do the products. Work that does not depend on a running product is overlapped with
+// The loop of the warps that multiply. Work that does not depend on a running product overlaps with
 // it: values are loaded during S^T q^T, and outputs are stored during the update of the state.
 template <typename Config>
 HL_DEVICE void ConsumeChunks(const WarpgroupScanShared<Config>& smem, const ChunkScanParams& params,

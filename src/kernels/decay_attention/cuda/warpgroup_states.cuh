@@ -287,7 +287,7 @@ HL_DEVICE void ClearRarely(float (&state)[kStateBlock / 8][4], bool clears) {
   FenceRegisters(TileOf(state));
 }
 
-// The scan of the four warps that do the products.
+// The loop of the four warps that multiply.
 template <typename Config>
 HL_DEVICE void ScanStates(const WarpgroupStatesShared& smem, const WarpgroupStatesParams& params,
                           const StateWalk& walk) {

@@ -43,8 +43,9 @@ HL_DEVICE void FillNearWeights(PairTables& tables) {
   }
 }
 
-// The weight of a pair, and 0 if the key's base block is after the query's. The blocks are those of
-// r and s. Pass blocks that are the same in all lanes of a warp, so that the branches are uniform.
+// Returns the weight of a pair, and 0 if the key's base block is after the query's. The blocks are
+// those of r and s. Pass blocks that are the same in all lanes of a warp, so that the branches are
+// uniform.
 HL_DEVICE float PairWeight(const PairTables& tables, int r, int query_block, int s, int key_block) {
   if (key_block > query_block) return 0;
   if (key_block == query_block) return tables.near_weights[r][s - key_block * kBaseBlock];
@@ -67,7 +68,7 @@ HL_DEVICE void BeginPairs(float (&acc)[kChunk / 8][4], const bf16* x, const bf16
 
 #endif  // HL_HAS_WGMMA
 
-// The map of a tensor's rows up to the last row of a batch tile.
+// Returns the map of a tensor's rows up to the last row of a batch tile.
 inline RowsMap MapOfRows(const TensorView& view, const DecayAttentionArgs& args,
                          const SegmentShape& shape, int heads, int dim, const char* name) {
   return tiles::MapOfRows(view, shape.first_sequence + args.batch, args.seq_len, heads, dim, name);

@@ -29,8 +29,8 @@ size_t Pieces(const DecayAttentionArgs& args, int num_sequences, int num_segment
   return size_t{1} * num_sequences * args.num_heads * std::max(num_segments, 1);
 }
 
-// The number of states per chunk that a reverse scan stores for a group. With per-channel decays,
-// it works in tiles of 16 tokens.
+// Returns the number of states per chunk that a reverse scan stores for a group. With per-channel
+// decays, it works in tiles of 16 tokens.
 size_t StatesPerChunk(const DecayAttentionArgs& args) {
   return IsPerChannel(args.decay_kind) ? 4 : 1;
 }
@@ -81,11 +81,11 @@ size_t Rows(const DecayAttentionArgs& args, int batch) {
   return size_t{1} * batch * args.seq_len * args.num_heads;
 }
 bool IsNormalised(const DecayAttentionArgs& args) { return args.norm_kind == NormKind::kSumOfKeys; }
-// Whether a saved state has two terms of bf16: for fp32 operands, and with the normaliser.
+// Returns true if a saved state has two terms of bf16: for fp32 operands, and with the normaliser.
 bool HasTwoTerms(const DecayAttentionArgs& args) {
   return IsNormalised(args) || NumTerms(args) == 2;
 }
-// The number of rows [K] in all saved states of a forward.
+// Returns the number of rows [K] in all saved states of a forward.
 size_t CheckpointRows(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
   const auto slots = static_cast<size_t>(
       NumCheckpointSlots(args.num_chunks, args.num_sequences, plan.checkpoint_every));
@@ -307,7 +307,8 @@ namespace {
 
 constexpr size_t kSmallWorkspace = size_t{512} << 20, kLargeWorkspace = size_t{2} << 30;
 
-// The smallest number of batch tiles whose workspace is within `limit`; otherwise one tile per row.
+// Returns the smallest number of batch tiles whose workspace is within `limit`; otherwise one tile
+// per row.
 int BatchTilesWithin(size_t limit, int batch,
                      const std::function<size_t(int batch_tiles)>& bytes_of) {
   int low = 1, high = batch;

@@ -94,7 +94,7 @@ DecaySums DecaySumsOf(const DecayAttentionArgs& args, const DecayAttentionPlan& 
 int NumMeanPieces(const DecayAttentionArgs& args);  // number of partial sums per mean
 ForwardLayout MakeForwardLayout(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
 BackwardLayout MakeBackwardLayout(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
-// The parts that Summarise and BackwardSummarise use.
+// The layouts of Summarise and BackwardSummarise.
 ForwardLayout MakeSummaryLayout(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
 BackwardLayout MakeReverseSummaryLayout(const DecayAttentionArgs& args,
                                         const DecayAttentionPlan& plan);
@@ -107,7 +107,7 @@ size_t BackwardWorkspaceBytes(const DecayAttentionArgs& args, const DecayAttenti
 // the normaliser, two terms of that, followed by the same for z. 0 on the SIMT route, which
 // recomputes states.
 size_t CheckpointBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
-// The offset of z in the checkpoints.
+// Returns the offset in elements of z in the checkpoints.
 size_t NormCheckpoints(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
 
 template <typename T>
@@ -131,17 +131,18 @@ T* ShiftToBatchStart(void* workspace, size_t offset, int64_t before) {
 // keeps it small relative to the tensors of the call. The choice depends only on shape and device,
 // not on free memory.
 
-// The bytes of q, k, v, out and per-token decays, which a step keeps for every layer.
+// Returns the bytes of q, k, v, out and per-token decays, which a step keeps for every layer.
 size_t TensorBytes(const DecayAttentionArgs& args);
-// The limit for a workspace, without the states of segments, as far as one row per tile allows: 2
-// GiB, or three times TensorBytes. A single row needs up to seven times its own tensors, for
-// example if 99 KiB of shared memory split K 256 and V 512 with a normaliser, and more if many
-// heads share q, k or v. Plans keep the limit for rows that are one document each. Short documents
-// make more chunks, and a workspace can then exceed the limit.
+// Returns the limit of a workspace, without the states of segments: 2 GiB, or three times
+// TensorBytes if that is larger. Exceptions: (1) A single row may need up to seven times its own
+// tensors (for example K 256, V 512 and a normaliser with 99 KiB of shared memory), and more if
+// many heads share q, k or v. (2) Plans assume rows of one document each. Short documents make more
+// chunks.
 size_t WorkspaceLimit(const DecayAttentionArgs& args);
-// The number of chunks of rows that are one document each, which is the number that plans assume.
+// Returns the number of chunks of rows that are one document each, which is the number that plans
+// assume.
 int NumChunksOfRows(const DecayAttentionArgs& args);
-// Whether a workspace of `bytes` exceeds the limit and has chunks that plans do not assume.
+// Returns true if a workspace of `bytes` exceeds the limit and has chunks that plans do not assume.
 bool DocumentsExceedWorkspaceLimit(const DecayAttentionArgs& args, size_t bytes);
 
 // The number of blocks per row of the batch, and the number that run at once.

@@ -123,7 +123,7 @@ void StoreState(const Shape& shape, const Panels<T>& from, void* state) {
     __builtin_memcpy(piece, from.Row(i, c), bytes);
   });
 }
-// The address of the state saved before `chunk`.
+// Returns the address of the state saved before `chunk`.
 template <typename T>
 T* Checkpoint(const ScanItem& item, int chunk) {
   const DeltaRuleArgs& args = *item.args;

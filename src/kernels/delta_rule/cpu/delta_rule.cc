@@ -42,7 +42,7 @@ int64_t NumStates(const DeltaRuleArgs& args) {
   return int64_t{1} * args.num_sequences * args.num_value_heads;
 }
 
-// The address of a matrix [K, width] in a caller's [num_sequences, HV, K, width].
+// Returns the address of a matrix [K, width] in a caller's [num_sequences, HV, K, width].
 std::byte* StateAt(const DeltaRuleArgs& args, const void* states, int64_t state, int width) {
   if (states == nullptr) return nullptr;
   return static_cast<std::byte*>(const_cast<void*>(states)) +
@@ -65,7 +65,7 @@ ScanItem MakeItem(const DeltaRuleArgs& args, int64_t state, void* scratch) {
 
 // ---- gradients of shared heads ----
 
-// A contiguous [B, T, HV, K] in the workspace, the first or the second one.
+// Returns a contiguous [B, T, HV, K] in the workspace, the first or the second one.
 TensorView PartialGradient(const DeltaRuleArgs& args, int index) {
   TensorView view;
   view.dtype = DeltaComputeType(args);

@@ -27,7 +27,8 @@ struct AdjointScanParams {
   int num_slices = 0;            // of V
 };
 
-// The same scan on sm_90a (warpgroup_adjoint_scan.cuh). Requires CanScanAdjointByWgmma.
+// The same scan with warpgroups, on sm_90a (warpgroup_adjoint_scan.cuh). Requires
+// CanScanAdjointByWgmma.
 void LaunchWarpgroupAdjointScan(const AdjointScanParams& params, cudaStream_t stream);
 
 template <typename T_, int kK_>

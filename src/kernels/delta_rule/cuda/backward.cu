@@ -12,7 +12,7 @@
 namespace halflife::kernels::delta {
 namespace {
 
-// A contiguous [B, T, HV, K] of fp32.
+// Returns a contiguous [B, T, HV, K] of fp32.
 TensorView PartialView(const DeltaRuleArgs& args, float* data) {
   TensorView view;
   view.data = data;

@@ -47,8 +47,8 @@ size_t BackwardArrayBytes(const DeltaRuleArgs& args);
 // Divides `memory` of BackwardArrayBytes(), aligned to 256 bytes, into arrays.
 BackwardArrays DivideBackwardArrays(const DeltaRuleArgs& args, void* memory);
 
-// Whether the adjoint scan uses Hopper's warpgroup instructions: CanUseWgmma, V is a multiple of
-// 64, and TMA can read dout.
+// Returns true if the adjoint scan uses Hopper's warpgroup instructions: CanUseWgmma, V is a
+// multiple of 64, and TMA can read dout.
 bool CanScanAdjointByWgmma(const DeltaRuleArgs& args, const TensorView& dout);
 
 // Computes all gradients, for heads that cuda::SupportsDeltaRuleBackward() accepts. `workspace` has

@@ -17,7 +17,7 @@
 
 namespace halflife::kernels::delta {
 
-// The log decay of a row and channel, in units of log2: from shared memory if it is there.
+// Returns the log decay of a row and channel, in units of log2: from shared memory if it is there.
 template <typename Config>
 HL_DEVICE float Log2DecayOf(const GradientShared<Config>& smem, const DeltaRuleArgs& args,
                             const GradientPlace& place, int r, int c) {
@@ -129,8 +129,9 @@ HL_DEVICE void ScaleElements(float (&d)[kTiles][4], Matrix<float, kK> factors, f
   });
 }
 
-// The rows s of the pairs of rows `row` .. + 15 as the later ones, and the rows r of their pairs as
-// the earlier ones. Empty if there are none.
+// For rows `row` to row + 15 at this level: EarlierRows returns the rows s of the pairs in which
+// they are the later ones, and LaterRows the rows r of the pairs in which they are the earlier
+// ones. Empty if there are none.
 HL_DEVICE Range EarlierRows(int row, int level) {
   if (level < 16) return {row, row + 16};
   const int block = row & ~(2 * level - 1);

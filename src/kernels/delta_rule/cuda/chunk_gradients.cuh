@@ -132,7 +132,7 @@ struct GradientShared {
     rows = carver.Take<GradientRows>(1);
     through = carver.Take<float>(Config::kThreads);
   }
-  // The tiles of the columns of V from `first` on.
+  // Returns the tiles of the columns of V from `first` on.
   HL_DEVICE ValueTiles<Config> Stage(int first) const {
     constexpr int kSquare = Config::Square::Elements(kChunk);
     T* const begin = reinterpret_cast<T*>(
@@ -343,7 +343,7 @@ HL_DEVICE void WaitForTiles(int later) {
   CpAsyncWait<2>();
 }
 
-// The whole first part, and the start of loading q and k.
+// Computes the first part, and starts the loads of q and k.
 template <typename Config>
 HL_DEVICE void ValuePart(GradientSums<Config>& sums, const GradientShared<Config>& smem,
                          const ChunkGradientsParams& params, const GradientPlace& place) {
@@ -375,7 +375,7 @@ HL_DEVICE void ValuePart(GradientSums<Config>& sums, const GradientShared<Config
   if constexpr (!Config::kApart) LoadQueriesAndKeys(smem, args, place);
 }
 
-// The gradient of beta, from the sums of all warps.
+// Stores the gradient of beta, from the sums of all warps.
 template <typename Config>
 HL_DEVICE void StoreBetaGradient(const GradientShared<Config>& smem, const TensorView& dbeta,
                                  const GradientPlace& place) {
@@ -387,8 +387,8 @@ HL_DEVICE void StoreBetaGradient(const GradientShared<Config>& smem, const Tenso
       (rows.lambda_v[0][r] + rows.lambda_v[1][r]) - (rows.reader[0][r] + rows.reader[1][r]));
 }
 
-// Whether no earlier state reaches row t, so that the gradient of its decay is 0. Its terms would
-// cancel only up to rounding.
+// Returns true if no earlier state reaches row t, so that the gradient of its decay is 0. Its terms
+// would cancel only up to rounding.
 HL_DEVICE bool IsCut(const ChunkEntry& chunk, int t, float log2_decay) {
   return log2_decay == -__uint_as_float(0x7f800000u) ||
          (t == 0 && (chunk.flags & kChunkResets) != 0);

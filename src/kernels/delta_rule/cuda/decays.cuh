@@ -40,7 +40,7 @@ struct DecayTables {
   }
 };
 
-// The row's log decay of a token, or of a token and channel, in units of log2.
+// Returns the row's log decay of a token, or of a token and channel, in units of log2.
 HL_DEVICE float Log2DecayAt(const DeltaRuleArgs& args, const ChunkEntry& chunk, int token, int head,
                             int channel) {
   const TensorView& view = args.log_decay;

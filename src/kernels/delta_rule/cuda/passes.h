@@ -27,7 +27,7 @@ struct ScanParams {
 // W, U~ and the decayed operands of all chunks; with `operand` only that, `entry` and
 // `scores`. Stores `inverse`, and `q_entry` with `scores`, only if the workspace has them.
 void LaunchPrepare(const DeltaRuleArgs& args, const Workspace& workspace, cudaStream_t stream);
-// The states before all chunks, and U, from the checkpoints of args.
+// Computes the states before all chunks, and U, from the checkpoints of args.
 void LaunchRecomputeStates(const DeltaRuleArgs& args, const Workspace& workspace,
                            cudaStream_t stream);
 void LaunchScan(const ScanParams& params, cudaStream_t stream);

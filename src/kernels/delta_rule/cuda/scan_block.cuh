@@ -14,7 +14,8 @@ struct ScanBlock {
   int first;                   // first chunk of the sequence
 };
 
-// The sequence that has a checkpoint slot, or the one before its next if the slot is unused.
+// Returns the sequence to which a checkpoint slot belongs. An unused slot counts for the sequence
+// before it.
 HL_DEVICE int SequenceOfSlot(const DeltaRuleArgs& args, int64_t slot) {
   int low = 0, high = args.num_sequences;  // sequence `low` starts at or before the slot
   while (high - low > 1) {
@@ -60,14 +61,15 @@ HL_DEVICE float* CheckpointAt(const ScanParams& params, const ScanBlock& block, 
   return params.checkpoints +
          (slot * params.args.num_value_heads + block.head) * params.args.head_dim_k * params.values;
 }
-// The first element of the block's head in the initial or final states.
+// Returns the first element of the block's head in the initial or final states.
 HL_DEVICE int64_t StateIndex(const ScanParams& params, const ScanBlock& block) {
   const DeltaRuleArgs& args = params.args;
   return (int64_t{1} * block.sequence * args.num_value_heads + block.head) * args.head_dim_k *
          params.values;
 }
 
-// The number of parts that are scanned by blocks of their own: sequences, or groups of chunks.
+// Returns the number of independent parts of a scan: sequences or, from checkpoints, groups of
+// chunks.
 inline int64_t NumScanParts(const ScanParams& params) {
   const DeltaRuleArgs& args = params.args;
   return params.from_checkpoints ? NumDeltaCheckpoints(args.num_chunks, args.num_sequences)

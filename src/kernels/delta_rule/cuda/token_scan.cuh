@@ -251,7 +251,7 @@ HL_DEVICE TokenStage WaitForTokenChunk(const TokenScanShared<Config>& smem, int 
   return smem.Stage(stage);
 }
 
-// The warpgroup that holds the state.
+// The loop of the warpgroup that holds the state.
 template <typename Config>
 HL_DEVICE void ScanTokenStates(const TokenScanShared<Config>& smem, const ScanParams& params,
                                const ScanBlock& block) {
@@ -296,7 +296,7 @@ HL_DEVICE void StoreOutputRows(const float (&out)[kChunk / 8][4], const tiles::R
   }
 }
 
-// The warpgroup that computes the outputs.
+// The loop of the warpgroup that computes the outputs.
 template <typename Config>
 HL_DEVICE void ComputeTokenOutputs(const TokenScanShared<Config>& smem, const ScanParams& params,
                                    const ScanBlock& block) {

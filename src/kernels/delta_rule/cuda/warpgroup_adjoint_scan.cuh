@@ -31,7 +31,7 @@ HL_DEVICE void StoreAdjoint(const uint32_t (&rounded)[kSteps][4], bf16* rows) {
   }
 }
 
-// The operand -x.
+// Negates an operand.
 HL_DEVICE void Negate(uint32_t (&x)[kChunk / 16][4]) {
 #pragma unroll
   for (int j = 0; j < kChunk / 16; ++j) {
@@ -95,7 +95,7 @@ HL_DEVICE void AdjointChunk(float (&adjoint)[Config::kK / 8][4], const Ring<Conf
   KeepRegisters(written);
 }
 
-// The scan of the warps that multiply.
+// The loop of the warps that multiply.
 template <typename Config>
 HL_DEVICE void AdjointScanByWarpgroup(const Ring<Config>& ring, const AdjointScanParams& params,
                                       const ScanPlace& place) {

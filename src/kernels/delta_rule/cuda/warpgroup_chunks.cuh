@@ -189,7 +189,7 @@ HL_DEVICE void ReleaseChunk(const Ring<Config>& ring, int i) {
   ArriveByWarp(ring.empty + i % Config::kStages);
 }
 
-// The accumulators from `tile` on, rounded, as operands.
+// Rounds the accumulators from `tile` on to bf16 operands.
 template <int kSteps, int kTiles>
 HL_DEVICE void PackTiles(uint32_t (&packed)[kSteps][4], const float (&d)[kTiles][4], int tile = 0) {
 #pragma unroll

@@ -21,7 +21,7 @@ constexpr int kWarpgroupValues = 64;  // columns of V that a block owns
 
 #if HL_HAS_WGMMA
 
-// The warp's rows of S^T.
+// Returns the warp's rows of S^T.
 HL_DEVICE tiles::StateRows OwnColumns(const ScanParams& params, const ScanBlock& block) {
   return {params.args.head_dim_k, params.values, /*row=*/0, block.column + WarpId() * 16};
 }
@@ -152,7 +152,7 @@ HL_DEVICE void ScanChunkByWarpgroup(float (&state)[Config::kK / 8][4], const Rin
   KeepRegisters(values);
 }
 
-// The scan of the warps that multiply.
+// The loop of the warps that multiply.
 template <typename Config>
 HL_DEVICE void ScanByWarpgroup(const Ring<Config>& ring, const ScanParams& params,
                                const ScanBlock& block) {

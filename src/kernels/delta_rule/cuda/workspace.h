@@ -74,13 +74,13 @@ struct Workspace {
   void* states = nullptr;
 };
 
-// Whether the scans of a call use Hopper's warpgroup instructions: bf16 on a device that has them.
-// The tensor maps of these scans need at least one chunk.
+// Returns true if the scans of a call use Hopper's warpgroup instructions: bf16 on a device that
+// has them. The tensor maps of these scans need at least one chunk.
 bool CanUseWgmma(const DeltaRuleArgs& args);
 
-// Whether one scan by warpgroups computes a forward from q, k and v themselves (token_scan.cuh):
-// the same without decays per channel, with heads that fill whole tiles of 64 columns (K: 64, 128
-// or 256) and tensors that TMA can read as matrices.
+// Returns true if one scan by warpgroups computes a forward from q, k and v themselves
+// (token_scan.cuh): the same without decays per channel, with heads that fill whole tiles of 64
+// columns (K: 64, 128 or 256) and tensors that TMA can read as matrices.
 bool CanScanTokensByWgmma(const DeltaRuleArgs& args);
 
 // Which arrays a pass needs.
@@ -93,7 +93,7 @@ enum class Purpose : uint8_t {
   kAdjoint,    // w, k_exit, through, q_entry, scores
 };
 
-// Bytes of the arrays for `purpose`.
+// Returns the bytes of the arrays for `purpose`.
 size_t WorkspaceBytes(const DeltaRuleArgs& args, Purpose purpose);
 // Divides `memory` of WorkspaceBytes(), aligned to 256 bytes, into arrays.
 Workspace DivideWorkspace(const DeltaRuleArgs& args, Purpose purpose, void* memory);

@@ -470,7 +470,7 @@ cuda::ScanSizes SizesOf(const ScanShape<T, float>& shape) {
   return {shape.batch, shape.seq_len, shape.channels, shape.states, shape.route};
 }
 
-// The launch shape of the kernels in selective_scan_lanes.cuh.
+// Returns the launch shape of the kernels in selective_scan_lanes.cuh.
 template <typename T>
 LaunchShape LanesOf(const ScanShape<T, float>& shape, int bytes, const char* name) {
   HL_CHECK(shape.states == lanes::kN, "selective scan of ", shape.states,

@@ -66,7 +66,7 @@ constexpr int kBackwardBytes = (1 + kWarps) * kTileBytes + kTokenBytes;
 
 inline int64_t GroupsOf(int64_t channels) { return (channels + kChannels - 1) / kChannels; }
 
-// The product of two numbers that are not negative, by one instruction.
+// Returns the product of two numbers that are not negative, by one instruction.
 HL_DEVICE int64_t Product(int x, int y) {
   return static_cast<int64_t>(uint64_t{static_cast<unsigned>(x)} * static_cast<unsigned>(y));
 }

@@ -67,8 +67,8 @@ inline int NumQueryTiles(const PairAttentionArgs& args) {
 inline int NumKeyTiles(const PairAttentionArgs& args) {
   return (args.num_keys + kTileRows - 1) / kTileRows;
 }
-// Number of bands. A band is all pairs of tiles with one difference between the tile indices of
-// keys and queries.
+// The number of bands. A band consists of all pairs of tiles with the same difference between the
+// tile indices of keys and queries.
 inline int NumBands(const PairAttentionArgs& args) {
   return NumQueryTiles(args) + NumKeyTiles(args) - 1;
 }

@@ -207,7 +207,7 @@ struct PairOfTiles {
   int first_key;      // index of the first key of the tile
   const float* bias;  // null: none
 
-  // Whether PlainPolynomial has the weights of these tiles.
+  // Returns true if PlainPolynomial can compute the weights of these tiles.
   HL_DEVICE bool is_plain_polynomial() const {
     return kind == Weight::kPolynomial && all_seen && bias == nullptr;
   }

@@ -24,7 +24,7 @@ void LaunchWarpgroupStates(const WarpgroupStatesParams& params, unsigned blocks,
     launch(Tokens{}, WarpgroupStatesKernel<Tokens>);
   }
 }
-// The operands of chunks, with per-channel decays.
+// Returns the operands of chunks, with per-channel decays.
 ChannelChunks OperandsOf(const DecayAttentionArgs& args, const SegmentShape& shape,
                          const void* operands) {
   return IsPerChannel(args.decay_kind) ? ChannelChunksOf(args, shape, operands) : ChannelChunks{};
