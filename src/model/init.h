@@ -69,8 +69,8 @@ class Init {
   double factor_ = 1;
 };
 
-// The initial bias of the step sizes of a state-space layer (Gu and Dao, 2023): values whose
-// softplus, the step size, is log-uniform in [low, high].
+// Initialises the bias of the step sizes of a state-space layer (Gu and Dao, 2023): softplus of the
+// bias, the step size, is log-uniform in [low, high].
 Init BiasOfSteps(double low, double high);
 
 }  // namespace halflife::model

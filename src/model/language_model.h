@@ -143,18 +143,20 @@ class LanguageModel {
   // Throws kUsage if the model does not support a token at this position of a row.
   void RequirePosition(int64_t position) const;
 
-  // The layer that reads a parameter: -1 for the embedding and positions, 0 to num_layers - 1 for
-  // the blocks, num_layers for the final norm and the head. The weight of a tied head belongs to
-  // the embedding.
+  // Returns the layer that reads a parameter: -1 for the embedding and positions, 0 to num_layers -
+  // 1 for the blocks, num_layers for the final norm and the head. The weight of a tied head belongs
+  // to the embedding.
   int64_t LayerOf(int param) const;
   const ParameterCount& CountParameters() const { return count_; }
   const Block& block(int64_t layer) const { return *blocks_.at(static_cast<size_t>(layer)); }
   const DocumentPooler* pooler() const { return pooler_.get(); }  // Null without a classifier.
   const OutputHead& head() const { return *head_; }
   bool constant_state() const;  // True if the state of every layer has a constant size.
-  // True if the mixer of any layer has the trait: AnyLayerHas(&MixerTraits::asks_row_length).
+  // Returns true if the mixer of any layer has the trait:
+  // AnyLayerHas(&MixerTraits::asks_row_length).
   bool AnyLayerHas(bool MixerTraits::*trait) const;
-  // The number of tokens per row that the position table and every mixer support. 0: unlimited.
+  // Returns the number of tokens per row that the position table and every mixer support. 0:
+  // unlimited.
   int64_t max_positions() const;
   // Describes what sets max_positions, for messages: "the model's table of 512 positions".
   std::string LimitOfPositions() const;

@@ -97,7 +97,7 @@ struct MixerState {
   std::vector<at::Tensor> tensors;
   int64_t bytes() const;
 };
-// A zero state. `compute` is the dtype of the parameters.
+// Returns a zero state. `compute` is the dtype of the parameters.
 MixerState EmptyState(const MixerTraits& traits, int64_t batch, at::Device device,
                       at::ScalarType compute);
 // Writes a token [B, 1, ...] to index `place` of a growing tensor `cache` [B, capacity, ...]. A
@@ -171,8 +171,8 @@ class Mixer {
                                             int64_t /*bytes_per_element*/) const {
     return 0;
   }
-  // The largest workspace in bytes that a kernel of the forward or backward allocates on a GPU
-  // while it runs. 0: small or unknown.
+  // Returns the largest workspace in bytes that a kernel of the forward or backward allocates on a
+  // GPU while it runs. 0: small or unknown.
   virtual double WorkspaceBytes(const GpuBatch&) const { return 0; }
 };
 

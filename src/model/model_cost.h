@@ -22,10 +22,10 @@ class ModelCost {
   ModelCost(const LanguageModel& model, int64_t seq_len, bool on_gpu = false)
       : model_(model), seq_len_(seq_len), on_gpu_(on_gpu) {}
 
-  // The operations of a forward pass, including the head but not the embedding's lookup.
+  // Returns the operations of a forward pass, including the head but not the embedding's lookup.
   FlopCount FlopsPerToken() const;
   FlopCount FlopsOfLayer(int64_t layer) const;
-  // The part of these operations that backward repeats.
+  // Returns the part of these operations that backward repeats.
   FlopCount RecomputedFlopsOfLayer(int64_t layer, Recompute recompute) const;
 
   // Peak activation bytes of a micro-batch per token: everything that all layers keep for backward,
@@ -37,8 +37,8 @@ class ModelCost {
                                 Recompute recompute) const;
   // Peak bytes of the head while the loss of `batch` rows is differentiated.
   double LossBytes(int64_t batch, ops::CrossEntropyStorage storage) const;
-  // Bytes per row of all mixer states that do not grow. A rank that holds a slice of a row keeps
-  // them for the preceding tokens until backward.
+  // Returns the bytes per row of all mixer states that do not grow. A rank that holds a slice of a
+  // row keeps them for the preceding tokens until backward.
   double StateBytesPerRow(int64_t bytes_per_element) const;
   // Peak workspace bytes of the kernels of any layer on a GPU. Kernels run one after another, so
   // the allocator reuses the same memory. The workspace of the head is part of LossBytes.

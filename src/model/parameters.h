@@ -60,8 +60,8 @@ class ParameterSet {
 
   const std::vector<dist::ParamSpec>& specs() const { return specs_; }
   int size() const { return static_cast<int>(specs_.size()); }
-  // Number of elements of all parameters declared so far. The difference before and after a part is
-  // built is the size of the part.
+  // Returns the number of elements of all parameters declared so far. The difference before and
+  // after a part is built is the size of the part.
   int64_t num_elements() const { return num_elements_; }
   // Assigns memory to parameter `index`: a tensor of the declared shape with any dtype and device.
   void Bind(int index, at::Tensor tensor);

@@ -64,7 +64,7 @@ class OutputHead {
   // classifier.bias.
   OutputHead(const PartContext& context, int64_t num_classes);
 
-  // True if the loss needs a second, scaled copy of the hidden vectors.
+  // Returns true if the loss needs a second, scaled copy of the hidden vectors.
   bool scales_hidden() const { return logit_scale_ != 1; }
 
   at::Tensor Logits(const at::Tensor& hidden) const;  // [..., D] -> [..., vocab] fp32

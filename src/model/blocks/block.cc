@@ -95,7 +95,7 @@ class PostNorm : public Block {
     if (channel_norm_ == nullptr) return;
     join(*channel_norm_, pass.drop(LayerPass::kChannelMixer, channel_mixer_->Apply(stream.Sum())));
   }
-  // The input of either norm.
+  // Backward keeps the input of both norms.
   double ActivationsPerToken() const override { return num_branches() * static_cast<double>(dim_); }
   bool needs_final_norm() const override { return false; }
 
@@ -152,7 +152,7 @@ class OutputNorm : public Block {
     stream.Add(
         pass.drop(LayerPass::kChannelMixer, (*channel_norm_)(channel_mixer_->Apply(stream.Sum()))));
   }
-  // The input of either norm. The parts count their own input, x.
+  // Backward keeps the input of both norms. The mixers count their own input, x.
   double ActivationsPerToken() const override { return num_branches() * static_cast<double>(dim_); }
 
  private:

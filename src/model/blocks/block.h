@@ -88,7 +88,7 @@ class Block {
   // Elements of the residual stream that backward keeps per token. Elements that the block's parts
   // keep are not included.
   virtual double ActivationsPerToken() const = 0;
-  // False if the block already ends with a norm, so that the model needs no final norm.
+  // Returns false if the block already ends with a norm, so that the model needs no final norm.
   virtual bool needs_final_norm() const { return true; }
 
   const Mixer& mixer() const { return *mixer_; }

@@ -35,7 +35,7 @@ class NormedInput {
 
  private:
   bool pending() const { return !normed_.defined(); }
-  // The products of all matrices, or SwiGLU of the two, in one launch; nullopt if no kernel
+  // Returns the products of all matrices, or SwiGLU of the two, in one launch; nullopt if no kernel
   // supports them.
   std::optional<ops::RowOutputs> Launch(const std::vector<at::Tensor>& matrices, bool swiglu) const;
 

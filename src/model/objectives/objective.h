@@ -40,11 +40,11 @@ class Objective {
  public:
   virtual ~Objective() = default;
   virtual void Label(const LabelledRows& rows) const = 0;
-  // True if scores are probabilities of the next token, so that text can be generated.
+  // Returns true if scores are probabilities of the next token, so that text can be generated.
   virtual bool predicts_next_token() const { return false; }
-  // The token that replaces hidden tokens, or nullopt if the objective hides none.
+  // Returns the token that replaces hidden tokens, or nullopt if the objective hides none.
   virtual std::optional<int32_t> mask_token() const { return std::nullopt; }
-  // True if the objective trains only on labels that are stored in the dataset.
+  // Returns true if the objective trains only on labels that are stored in the dataset.
   virtual bool takes_labels_of_data() const { return false; }
   // With takes_labels_of_data(): set if the labels are classes, one at the first token of each
   // document.

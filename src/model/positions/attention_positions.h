@@ -43,10 +43,10 @@ class AttentionPositions {
   // `tables` belongs to the batch and is shared by all layers.
   virtual void Encode(AttentionHeads& heads, const at::Tensor& positions,
                       ops::RotaryTables& tables) const;
-  // True if Bias returns a tensor.
+  // Returns true if Bias returns a tensor.
   virtual bool has_bias() const { return false; }
-  // True if later keys can be visible: there is no bias, or the bias depends only on the distance
-  // and also applies to later keys.
+  // Returns true if later keys can be visible: there is no bias, or the bias depends only on the
+  // distance and also applies to later keys.
   virtual bool looks_ahead() const { return !has_bias(); }
   // Returns the bias that is added to scores at distances 0 to num_distances - 1: [H,
   // num_distances] with `options`. Undefined without has_bias().
@@ -58,13 +58,13 @@ class AttentionPositions {
   // has_far_keys(). 0: no far heads.
   virtual int64_t far_from() const { return 0; }
   virtual bool has_far_keys() const { return false; }
-  // The visible keys. Without a reach, the layer's own pattern applies.
+  // Returns the visible keys. Without a reach, the layer's own pattern applies.
   virtual ops::KeyPattern pattern() const { return {}; }
-  // True if the method measures distances between keys, regardless of the positions passed to
-  // Encode.
+  // Returns true if the method measures distances between keys, regardless of the positions passed
+  // to Encode.
   bool counts_distances() const;
-  // True if the method uses only the position ids that Encode receives, so that training can
-  // override them (SequenceSlice::given_position_ids).
+  // Returns true if the method uses only the position ids that Encode receives, so that training
+  // can override them (SequenceSlice::given_position_ids).
   virtual bool reads_position_ids() const { return !counts_distances(); }
 };
 

@@ -24,10 +24,10 @@ class Positions {
   virtual at::Tensor AddTo(const at::Tensor& x, const at::Tensor& positions) const;
   // Positions below this number are supported. 0: all positions.
   virtual int64_t max_positions() const { return 0; }
-  // True if attention layers encode positions with this method instead of their own option
+  // Returns true if attention layers encode positions with this method instead of their own option
   // rope_theta.
   virtual bool in_attention() const { return false; }
-  // True if AddTo uses the overridden position ids (SequenceSlice::given_position_ids). If
+  // Returns true if AddTo uses the overridden position ids (SequenceSlice::given_position_ids). If
   // in_attention(), each layer's method answers this instead.
   virtual bool reads_position_ids() const { return !in_attention(); }
   // Returns the method for one layer, or null unless in_attention(). May declare parameters.

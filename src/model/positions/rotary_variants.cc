@@ -187,7 +187,7 @@ namespace {
 struct XposOptions : OptionsOf<XposOptions> {
   double gamma = 0.4, scale_base = 512;
   std::vector<Option> Fields() override { return {{"gamma", &gamma}, {"scale_base", &scale_base}}; }
-  // The log decay of a pair per token. `part` is the share of the pairs that rotate faster.
+  // Returns the log decay of a pair per token. `part` is the share of the pairs that rotate faster.
   double Rate(double part) const { return std::log((part + gamma) / (1 + gamma)) / scale_base; }
   void Resolve(const ModelSizes&, ProblemList& problems) override {
     problems.Require(gamma > 0, "option gamma is ", gamma, ". Use a number above 0.");

@@ -48,7 +48,8 @@ class ImplicitFilter {
     for (int64_t i = 0; i < features_.numel(); ++i) feature[i] = PositionFeature(i, filter_len);
   }
 
-  // The filter at the first `num_tokens` positions, [num_tokens, D], in the compute type of x.
+  // Returns the filter at the first `num_tokens` positions, [num_tokens, D], in the compute type of
+  // x.
   at::Tensor operator()(int64_t num_tokens, const at::Tensor& x) const {
     RequireWithinFilter("base_conv", num_tokens, features_.size(0));
     const std::span<const double> all(features_.const_data_ptr<double>(), features_.numel());

@@ -62,7 +62,7 @@ class SineFilter {
                   /*bias=*/false);
   }
 
-  // The filter at the first `num_tokens` positions without the window, [num_tokens, D].
+  // Returns the filter at the first `num_tokens` positions without the window, [num_tokens, D].
   at::Tensor operator()(int64_t num_tokens) const {
     RequireWithinFilter("hyena", num_tokens, length_);
     at::Tensor a = (*features_)[0].narrow(0, 0, num_tokens);

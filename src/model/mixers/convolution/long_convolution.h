@@ -30,7 +30,7 @@ class FilterLayer {
   Parameter weight_, bias_;
 };
 
-// The traits of a mixer whose state is the inputs of its convolution.
+// Returns the traits of a mixer whose state is the inputs of its convolution.
 MixerTraits LongConvolutionTraits(int64_t channels, int64_t filter_len);
 // Throw kUsage (exit 2) for rows of several documents, and for rows longer than the filter.
 void RequireOneDocument(const std::string& mixer, const SequenceSlice& slice);

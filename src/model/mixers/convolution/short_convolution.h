@@ -40,8 +40,8 @@ class ShortConvolution {
   // -> [B, T, C]. If `after` is not null, it receives the tail after the slice, as a new tensor in
   // fp32 (fp64 for fp64 inputs).
   at::Tensor operator()(const ConvolutionCall& call, at::Tensor* after) const;
-  // The inputs of the convolution of ops/convolution/short_conv.h, for calls that join several. It
-  // sets `after` as above.
+  // Returns the inputs of the convolution of ops/convolution/short_conv.h, for calls that join
+  // several. It sets `after` as above.
   ops::ShortConvInputs Inputs(const ConvolutionCall& call, at::Tensor* after) const;
   at::Tensor Step(const at::Tensor& x, at::Tensor& tail) const;  // [B, C] -> [B, C]
 

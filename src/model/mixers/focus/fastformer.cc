@@ -203,7 +203,7 @@ class Fastformer : public Mixer, public Explained {
         form_.norm ? Init::Normal(context.initializer_range) : Init::Zeros());
   }
 
-  // The log weights and the payload of a pool of x [B, T, D], or of x times `times`.
+  // Returns the log weights and the payload of a pool of x [B, T, D], or of x times `times`.
   ops::FocusLeaves Weigh(const at::Tensor& x, const Parameter& vector,
                          const at::Tensor& times = {}) const {
     const auto width = static_cast<double>(form_.additive ? dim_ : head_dim_);
@@ -214,7 +214,7 @@ class Fastformer : public Mixer, public Explained {
                                  .scale = form_.norm ? rescale_ / width : 1 / std::sqrt(width)});
   }
 
-  // The projections q, k and v.
+  // Returns the projections q, k and v.
   std::vector<ops::LinearPart> Parts(const at::Tensor& x) const {
     if (weights_.size() == 1) return ops::LinearInColumns(x, *weights_[0], {dim_, dim_, dim_});
     return ops::SharedInputParts(x, {*weights_[0], *weights_[1], *weights_[2]});

@@ -41,7 +41,7 @@ struct FocusOptions : OptionsOf<FocusOptions> {
   std::vector<std::string> presets_;
 };
 
-// The names of a table of presets, and the entry with a name.
+// The names in a table of presets, and the preset of a name.
 std::vector<std::string> PresetNames(const auto& presets) {
   std::vector<std::string> names;
   for (const auto& preset : presets) names.emplace_back(preset.name);
@@ -56,8 +56,8 @@ const auto& PresetOf(const auto& presets, std::string_view name) {
 //   doubling_between   all in the first and the last layer; 4, 8, 16, ... between them
 //   cycle              all, 4, 8, 16, repeated
 std::vector<int64_t> AutomaticWindows(const std::string& rule, int64_t num_layers);
-// The window of the layer of `context`. `of_preset` is the rule of the preset. `options` must be
-// resolved.
+// Returns the window of the layer of `context`; 0: unlimited. `of_preset` is the rule of the
+// preset. `options` must be resolved.
 int64_t WindowOf(const FocusOptions& options, const char* of_preset, const PartContext& context);
 
 // Pools one payload per head over a window. Its state is a range of the mixer's state tensors that
@@ -73,8 +73,8 @@ class WindowPool {
   WindowPool() = default;
   explicit WindowPool(const Shape& shape) : shape_(shape) {}
 
-  // The state tensors, with `prefix` in front of their names: sums and their log scale if the
-  // window is unlimited, else the last tokens.
+  // Returns the state tensors, with `prefix` in front of their names: sums and their log scale if
+  // the window is unlimited, else the last tokens.
   std::vector<StateTensor> state(const std::string& prefix) const;
 
   // log_weight [B, T, H] fp32, u [B, T, H, P] -> [B, T, H, P]. If `after` is not null, the state

@@ -204,7 +204,7 @@ class Leap : public Mixer, public Explained {
     return drop(site, x.dim() == 4 ? x.flatten(2) : x, dropout_).reshape(x.sizes());
   }
 
-  // The projections q, f, k and v.
+  // Returns the projections q, f, k and v.
   std::vector<ops::LinearPart> Parts(const at::Tensor& x) const {
     if (weights_.size() == 1)
       return ops::LinearInColumns(x, *weights_[0], {dim_, dim_, dim_, dim_});
@@ -254,13 +254,13 @@ class Leap : public Mixer, public Explained {
         .leaves = {.log_weight = form_.elu ? ops::LogOfEluPlusOne(logit) : logit,
                    .payload = form_.gate == Gate::kPooledKeys ? at::cat({k.to(dtype), v}, -1) : v}};
   }
-  // The factor on a dot product of two heads: c / n, or 1 / sqrt(n).
+  // Returns the factor on a dot product of two heads: c / n, or 1 / sqrt(n).
   double Scale(bool rescaled) const {
     const auto width = static_cast<double>(head_dim_);
     return rescaled ? rescale_ / width : 1 / std::sqrt(width);
   }
 
-  // The gate that Gated applies, [B, T, H, n or 1] fp32. `query` is not yet standardised.
+  // Returns the gate that Gated applies, [B, T, H, n or 1] fp32. `query` is not yet standardised.
   at::Tensor GateOf(const at::Tensor& query, const at::Tensor& pooled) const {
     const at::Tensor heads = SplitHeads(query, head_dim_);
     const at::ScalarType wide = ops::ComputeType(query);
@@ -270,7 +270,7 @@ class Leap : public Mixer, public Explained {
         pooled.narrow(-1, 0, head_dim_).to(wide);  // values, or the keys of [k; v]
     return at::sigmoid((q * seen).sum(-1, /*keepdim=*/true) * Scale(form_.gate_takes_rescale));
   }
-  // The gated pooled rows, [B, T, D].
+  // Returns the gated pooled rows, [B, T, D].
   at::Tensor Gated(const Tokens& tokens, const at::Tensor& pooled) const {
     if (form_.gate == Gate::kVector)
       return ops::Glu(tokens.query, pooled.flatten(2), tokens.query_gradient);

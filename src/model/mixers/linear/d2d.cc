@@ -193,7 +193,8 @@ LinearForm MakeD2dForm(const D2dOptions& options) {
           .output_gate = OutputGate::kNone};
 }
 
-// A block that sets its own output scale sets it for all mixers, and is left unchanged.
+// Scales the initial output matrix by 1 / sqrt(2 L) if `by_depth`. A scale that the block has set
+// is left unchanged.
 PartContext WithOutputScale(PartContext context, bool by_depth) {
   if (by_depth && context.output_init_scale == 1)
     context.output_init_scale /= std::sqrt(2.0 * static_cast<double>(context.sizes.num_layers));

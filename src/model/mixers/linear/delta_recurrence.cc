@@ -147,7 +147,8 @@ class DeltaRecurrence : public Recurrence {
   int64_t StateElements() const {
     return heads_.num_v_heads * heads_.num_features * heads_.head_dim_v;
   }
-  // The kernels' arguments that the memory of a call depends on, except the number of tokens.
+  // Returns the kernels' arguments that the memory of a call depends on, except the number of
+  // tokens.
   kernels::DeltaRuleArgs KernelSizes(bool bf16) const {
     using kernels::DeltaDecay;
     kernels::DeltaRuleArgs args;
@@ -162,7 +163,7 @@ class DeltaRecurrence : public Recurrence {
   }
   double query_scale() const { return 1 / std::sqrt(static_cast<double>(heads_.num_features)); }
 
-  // The operands of the delta rule: of tokens, or of steps if a token has several.
+  // Returns the operands of the delta rule: of tokens, or of steps if a token has several.
   HouseholderRow Row(const RecurrenceInputs& inputs, const at::Tensor& starts) const {
     const ops::DeltaGatesOutput gates = Gates(inputs);
     HouseholderRow row = {.q = inputs.q.x,
@@ -185,8 +186,8 @@ class DeltaRecurrence : public Recurrence {
     return {.q = by_sum(q), .k = by_sum(k)};
   }
 
-  // The log decay [B, T, HV], [B, T, HV, K] or undefined, and beta [B, T, HV] (of all steps), all
-  // fp32 (fp64 for fp64 inputs).
+  // Returns the log decay [B, T, HV], [B, T, HV, K] or undefined, and beta [B, T, HV] (of all
+  // steps), all fp32 (fp64 for fp64 inputs).
   ops::DeltaGatesOutput Gates(const RecurrenceInputs& inputs) const {
     const ops::LinearPart b = beta_.declared() ? inputs.products.back() : ops::LinearPart();
     ops::DeltaGatesOutput out;

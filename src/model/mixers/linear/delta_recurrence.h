@@ -56,7 +56,7 @@ struct HouseholderRow {
 // document starts (`starts` [B, T] bool, or undefined) becomes -inf, which resets the state: a
 // table of chunks counts tokens.
 HouseholderRow ToSteps(const HouseholderRow& tokens, int64_t num_steps, const at::Tensor& starts);
-// The last step of each token: [B, n T, ...] -> [B, T, ...].
+// Returns the last step of each token: [B, n T, ...] -> [B, T, ...].
 at::Tensor AtLastSteps(const at::Tensor& steps, int64_t num_steps);
 
 }  // namespace halflife::model

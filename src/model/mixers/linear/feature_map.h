@@ -30,12 +30,15 @@ class FeatureMap {
   virtual Features operator()(const at::Tensor& x) const = 0;  // [B, T, H, d]; differentiable
   virtual int64_t width() const = 0;                           // F
   virtual bool has_log_scale() const { return false; }         // Features::log_scale is defined
-  // The kernels' name of the map, if they have it. They can then apply it in one pass with a bias.
+  // Returns the kernels' name of the map, if they have it. They can then apply it in one pass with
+  // a bias.
   virtual std::optional<kernels::ElementMap> element_map() const { return std::nullopt; }
 
-  // Number of elements of its matrices. Every head of every token is multiplied with them.
+  // Returns the number of elements of its matrices. Every head of every token is multiplied with
+  // them.
   virtual int64_t num_matrix_elements() const { return 0; }
-  // Number of elements that backward keeps per head of a token, without the features themselves.
+  // Returns the number of elements that backward keeps per head of a token, without the features
+  // themselves.
   virtual int64_t num_activations() const { return 0; }
 };
 

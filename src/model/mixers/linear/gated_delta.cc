@@ -55,8 +55,8 @@ void GatedDeltaOptions::Resolve(const ModelSizes& sizes, ProblemList& problems) 
   if (fits) head_dim_v = std::llround(width);
 }
 
-// A form with a short convolution, or without one but with its SiLU, and with an output norm called
-// o_norm. The gate and the recurrence are left to the mixer.
+// Returns the form with a short convolution (or only its SiLU) and an output norm called o_norm.
+// The mixer sets the gate and the recurrence.
 LinearForm MakeGatedDeltaForm(const GatedDeltaOptions& options) {
   LinearForm form = {.recurrence_next_to_projections = true, .norm_name = "o_norm.weight"};
   if (options.use_short_conv) {

@@ -40,8 +40,8 @@ at::Tensor LogOf(const at::Tensor& ps, const ViewPlaces& places, const LegacyVie
   return decays * (places.power.to(compute) * view.scale).unsqueeze(3);
 }
 
-// The gradient of Ps from that of P, [R, T, H, K]. It is a matrix product with a one-hot matrix of
-// powers, because an index_add has no fixed order of sums on a GPU.
+// Returns the gradient of Ps from that of P, [R, T, H, K]. It is a matrix product with a one-hot
+// matrix of powers, because an index_add has no fixed order of sums on a GPU.
 at::Tensor SumToPs(const at::Tensor& dlog, const ViewPlaces& places, const LegacyView& view,
                    const at::Tensor& ps) {
   const at::Tensor heads = at::arange(view.num_heads, places.head.options());

@@ -35,7 +35,7 @@ struct LinearHeads {
   int64_t head_dim_k = 0, head_dim_v = 0;                     // K, V
 
   int64_t num_heads() const { return std::max({num_q_heads, num_k_heads, num_v_heads}); }  // H
-  // The widths of the projections and of the output.
+  // Widths of the projections and of the output, in channels.
   int64_t q_dim() const { return num_q_heads * head_dim_k; }
   int64_t k_dim() const { return num_k_heads * head_dim_k; }
   int64_t v_dim() const { return num_v_heads * head_dim_v; }
@@ -103,9 +103,9 @@ struct LinearForm {
   bool norm_across_heads = false;  // whether it is over all channels instead of those of each head
   double norm_eps = 0;             // eps of this norm; 0: that of the model's norms
 };
-// An activation (activation.h) of heads with `dim` channels as a feature map.
+// Makes a feature map from an activation (activation.h), for heads with `dim` channels.
 std::shared_ptr<const FeatureMap> MakeActivationMap(const std::string& name, int64_t dim);
-// The form that the common options describe, without a recurrence.
+// Returns the form that the common options describe, without a recurrence.
 LinearForm MakeLinearForm(const GatedHeadOptions& options);
 
 class LinearMixer : public Mixer {
@@ -134,11 +134,12 @@ class LinearMixer : public Mixer {
   // Maps the projections q, k and v [B, T, dim] before they are split into heads.
   using Parts = std::vector<ops::LinearPart>;
   using Convolution = std::function<Parts(const Parts& y)>;
-  // The matrices that are multiplied with the input, and what follows from their products y.
+  // InputWeights returns the matrices that are multiplied with the input. Project computes the
+  // features from their products y.
   std::vector<at::Tensor> InputWeights() const;
   Projected Project(const Parts& y, const Convolution& convolve) const;
-  // Whether one kernel can add the bias of q or k and apply its feature map, because no convolution
-  // lies between the two.
+  // Returns true if one kernel can add the bias of q or k and apply its feature map, because no
+  // convolution lies between the two.
   bool IsMappedWithBias(size_t index) const;
   // Adds the biases to q, k and v, and applies the maps for which IsMappedWithBias, in one pass.
   Parts AddBiases(std::span<const ops::LinearPart> y) const;
@@ -146,11 +147,11 @@ class LinearMixer : public Mixer {
   Features Map(size_t index, const ops::LinearPart& y) const;
   at::Tensor Output(const at::Tensor& heads, const ops::LinearPart& gate) const;
   void DeclareGate(const PartContext& context);
-  // The second of the two matrices of a gate with a gate_rank, and its bias.
+  // Declares the second of the two matrices of a gate with a gate_rank, and its bias.
   void DeclareOuterGate(const PartContext& context);
   void DeclareConvolutions(const PartContext& context);
   void MakeMaps(const PartContext& context);
-  // The widths of the projections of q, k and v.
+  // Returns the widths of the projections of q, k and v.
   std::array<int64_t, 3> ProjectionDims() const;
   bool has_norm() const { return *form_.norm_name != 0; }
 

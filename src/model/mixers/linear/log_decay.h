@@ -29,8 +29,8 @@ struct QueriesAndKeys {
 class LogDecay {
  public:
   virtual ~LogDecay() = default;
-  // The matrices whose products with x the decay reads. They are multiplied together with the
-  // projections.
+  // Returns the matrices whose products with x the decay reads. They are multiplied together with
+  // the projections.
   virtual std::vector<at::Tensor> Weights() const { return {}; }
   // `products` [B, T, *] has one product for each of Weights. Returns fp32 [H] or [H, K] if the
   // decay is the same for all tokens, else [B, T, Hd] or [B, T, Hd, K].
@@ -51,7 +51,7 @@ class LogDecay {
   }
   virtual int64_t max_tokens() const { return 0; }  // as MixerTraits::max_tokens
 
-  // The costs of the decay, per token.
+  // Costs of the decay, per token.
   virtual int64_t num_matrix_elements() const { return 0; }
   virtual int64_t num_activations() const { return 0; }  // in the compute dtype
   virtual int64_t num_fp32_activations() const { return 0; }
@@ -80,8 +80,9 @@ class FixedDecay : public LogDecay {
   std::vector<double> log_decays_;  // [H]
 };
 
-// The decays of retention: ln gamma_h with gamma_h = 1 - 2^(-5-h), h counted from 0 (Sun et al.,
-// 2023, equation 8). Computed by log1p, because gamma itself rounds to 1 in fp32 from head 20 on.
+// Returns the decays of retention: ln gamma_h with gamma_h = 1 - 2^(-5-h), h counted from 0 (Sun et
+// al., 2023, equation 8). Computed by log1p, because gamma itself rounds to 1 in fp32 from head 20
+// on.
 std::vector<double> RetentionLogDecays(int64_t num_heads);
 // ln gamma_h with gamma_h = 1 - e^x, where x is evenly spaced from ln 1/32 to ln 1/512 over the
 // heads: the decays of the paper's models with 1.3B to 6.7B parameters.
@@ -121,7 +122,7 @@ class SoftplusDecay {
  public:
   SoftplusDecay(const SoftplusDecayForm& form, const PartContext& context);
 
-  // The matrices whose products with x it reads.
+  // Returns the matrices whose products with x it reads.
   std::vector<at::Tensor> Weights() const { return {*in_}; }
   // Computes the log decay, [B, T, H] or [B, T, H, K], from the products of Weights(), and in the
   // same pass beta = beta_scale sigmoid(b). b is [B, T, *], or undefined: no beta.
@@ -129,7 +130,7 @@ class SoftplusDecay {
                                    const ops::LinearPart& b, double beta_scale) const;
   bool per_channel() const { return form_.num_channels > 0; }
 
-  // The costs of the decay, per token.
+  // Costs of the decay, per token.
   int64_t num_matrix_elements() const;
   int64_t num_activations() const { return form_.rank + width_; }  // the products
   int64_t num_fp32_activations() const { return width_; }          // the log decay

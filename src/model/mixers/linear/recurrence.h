@@ -55,15 +55,16 @@ class Recurrence {
  public:
   virtual ~Recurrence() = default;
 
-  // The properties that the recurrence gives its mixer. `state` lists its own tensors.
+  // Returns the properties that the recurrence gives its mixer. `state` lists its own tensors.
   virtual MixerTraits traits() const = 0;
   // Matrices [*, model_dim] whose products with x it reads. LinearMixer multiplies them together
   // with its projections, in one matrix product.
   virtual std::vector<at::Tensor> Weights() const { return {}; }
 
-  // All tokens of call.slice. The initial state is the first part of call.initial->tensors.
+  // Processes all tokens of call.slice. The initial state is the first part of
+  // call.initial->tensors.
   virtual RecurrenceOutput Scan(const RecurrenceInputs& inputs, const MixerCall& call) const = 0;
-  // One token of each row: inputs with T = 1 -> o [B, H, V]. Updates `state`.
+  // Processes one token of each row: inputs with T = 1 -> o [B, H, V]. Updates `state`.
   virtual at::Tensor Step(const RecurrenceInputs& inputs, const SequenceSlice& token,
                           std::span<at::Tensor> state) const = 0;
 

@@ -88,7 +88,7 @@ class TokenScan {
   const at::TensorOptions options_;
 };
 
-// A slice whose earlier tokens are on other ranks.
+// Scans a slice whose earlier tokens are on other ranks.
 at::Tensor ScanSegment(const TokenScan& scan, const Tensors& inputs, const ops::RowSegment& row) {
   const auto run = [scan](const Tensors& x, const SegmentState& before) -> ops::ScannedSegment {
     const TokenScan::Output output =

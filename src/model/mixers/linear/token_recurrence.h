@@ -40,7 +40,7 @@ class TokenRecurrence : public Recurrence {
   using Token = std::vector<at::Tensor>;
 
   virtual StateShape state_shape() const = 0;
-  // The tensors [B, T, ...] that the three operations read. Differentiable; at least one.
+  // Returns the tensors [B, T, ...] that the three operations read. Differentiable; at least one.
   virtual std::vector<at::Tensor> Prepare(const RecurrenceInputs& inputs) const = 0;
   // A_t S for a state [B, H, K, V], or for any other number of columns in place of V. It must be
   // linear in S and treat the columns alike.

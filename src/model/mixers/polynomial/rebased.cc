@@ -63,13 +63,14 @@ Affine DeclareAffine(const RebasedOptions& options, const PartContext& context,
   return affine;
 }
 
-// Whether gamma and beta have the width of the normalized channels, so that one LayerNorm does all.
+// Returns true if gamma and beta have the width of the normalized channels, so that one LayerNorm
+// does all.
 bool IsLayerNorm(const RebasedOptions& options) {
   return options.normalize && options.use_gamma &&
          (options.norm_scope == "joint") != options.shared_affine;
 }
 
-// The layer norm input for q or k.
+// Returns the layer norm input for q or k.
 ops::LayerNormInput NormInput(const Affine& affine, const ops::LinearPart& part) {
   return {.x = part.y,
           .gamma = *affine.gamma,
@@ -96,7 +97,8 @@ QueryKeyMaps::Mapped NormQueriesAndKeys(const RebasedOptions& options, const Aff
   return {.q = heads(q.y), .k = heads(k.y)};
 }
 
-// The other forms. They compute in the dtype of the parameters, fp32 (fp64 for fp64 inputs).
+// Computes the forms that LayerNorms does not, in the dtype of the parameters: fp32 (fp64 for fp64
+// inputs).
 at::Tensor NormAndMove(const RebasedOptions& options, const Affine& affine, const at::Tensor& x) {
   const bool joint = options.norm_scope == "joint";
   at::Tensor y = x.to(ops::ComputeType(x));

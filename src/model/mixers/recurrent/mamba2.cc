@@ -108,7 +108,7 @@ struct Mamba2Options : OptionsOf<Mamba2Options> {
   }
 };
 
-// The rows of in_proj: z, x, B, C and dt.
+// Returns the rows of in_proj: z, x, B, C and dt.
 std::vector<MatrixPart> PartsOfInput(const Mamba2Options& options) {
   const MatrixPart inner = {.rows = options.inner(), .heads = options.num_heads};
   const MatrixPart shared = {.rows = options.shared(), .heads = options.num_groups};

@@ -111,7 +111,7 @@ class RwkvChannelMix : public Mixer {
   }
 
   double num_mixes() const { return has_receptance_ ? 2 : 1; }
-  // The weights of the token itself.
+  // Returns the weights of the token itself.
   std::vector<at::Tensor> Mixes() const {
     if (has_receptance_) return {*mix_k_, *mix_r_};
     return {1 - *mix_k_};

@@ -47,7 +47,7 @@ class NoPositions : public AttentionPositions {
   bool reads_position_ids() const override { return false; }
 };
 
-// The model's positions if they apply in attention, else the layer's own.
+// Returns the model's positions if they apply in attention, else the layer's own.
 std::unique_ptr<AttentionPositions> PositionsOf(const AttentionOptions& options,
                                                 const Attention::Shape& shape,
                                                 const PartContext& context) {
@@ -260,7 +260,8 @@ double Attention::GpuActivationBytes(int64_t seq_len, int64_t bytes_per_element)
   return 8 * static_cast<double>(shape_.num_heads * seq_len);
 }
 
-// The factor on products of encoded queries and keys. Encode has applied a learned cos_scale.
+// Returns the factor on products of encoded queries and keys. Encode has applied a learned
+// cos_scale.
 double Attention::ScoreScale() const {
   if (options_.cos_scale_learned) return 1;
   if (options_.cos_scale > 0) return options_.cos_scale;
@@ -303,8 +304,8 @@ Attention::Heads Attention::WithPast(const MixerCall& call, const Heads& own) co
   return heads;
 }
 
-// The number of tokens before the slice that may be visible. With dropout all tokens are needed,
-// because its random numbers depend on the index of a key in the row.
+// Returns the number of tokens before the slice that may be visible. With dropout all tokens are
+// needed, because its random numbers depend on the index of a key in the row.
 int64_t Attention::Reach(const MixerCall& call) const {
   const ops::KeyPattern& pattern = config_.pattern;
   const bool drops = call.drop_within != nullptr && options_.dropout > 0;
@@ -312,8 +313,8 @@ int64_t Attention::Reach(const MixerCall& call) const {
   return bounded ? pattern.reach() - 1 : std::numeric_limits<int64_t>::max();
 }
 
-// The query scales [B, T] of a slice whose rows have num_keys keys. Layers with the same scale
-// share the tensor.
+// Returns the query scales [B, T] of a slice whose rows have num_keys keys. Layers with the same
+// scale share the tensor.
 at::Tensor Attention::QueryFactors(const SequenceSlice& slice, int64_t num_keys,
                                    at::ScalarType compute) const {
   const QueryScale& scale = options_.query_scale;
@@ -344,8 +345,8 @@ void Attention::ScaleQueries(const SequenceSlice& slice, Heads& heads) const {
   if (options_.query_scale.bias) heads.bias_scale = factors;
 }
 
-// The keys that are visible to the queries of a slice, which follow num_past keys. Layers with the
-// same pattern share the tensors.
+// Returns the keys that are visible to the queries of a slice, which follow num_past keys. Layers
+// with the same pattern share the tensors.
 ops::VisibleKeys Attention::SeenIn(const SequenceSlice& slice, int64_t num_past) const {
   const ops::KeyPattern& pattern = config_.pattern;
   const auto number = [](auto x) { return static_cast<double>(x); };

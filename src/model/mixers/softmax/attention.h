@@ -53,7 +53,7 @@ struct AttentionOptions : OptionsOf<AttentionOptions> {
   QueryScale query_scale;          // dim 0 means head_dim
 
   std::vector<Option> Fields() override;
-  // Whether scores are scaled by a function of the number of keys.
+  // Returns true if scores are scaled by a function of the number of keys.
   virtual bool scales_queries() const { return query_scale.form != "none"; }
   // Resolves the options for heads of width `head_dim`.
   void ResolveFor(int64_t head_dim, ProblemList& problems);
@@ -95,11 +95,11 @@ class Attention {
   // Decodes one token (T = 1), like Mixer::Step. A layer that is not causal throws kUsage.
   at::Tensor Step(Heads heads, const SequenceSlice& token, MixerState& state) const;
 
-  // The number of keys that a query sees, averaged over a row of one document.
+  // Returns the number of keys that a query sees, averaged over a row of one document.
   double NumKeys(int64_t seq_len) const;
   double MixingFlops(int64_t seq_len) const;
-  // The bytes per token that backward keeps in addition to the projected heads: encoded q and k, v,
-  // the output, the tensors of cosines and far pairs, and one fp32 per head.
+  // Returns the bytes per token that backward keeps in addition to the projected heads: encoded q
+  // and k, v, the output, the tensors of cosines and far pairs, and one fp32 per head.
   double ActivationBytes(int64_t bytes_per_element) const;
   // Two fp32 per query and key if LibTorch operators replace the GPU kernels, which may happen with
   // dropout or squared ReLU (kernels::cuda::WhyNot); else 0. Shared memory is assumed to suffice.

@@ -238,7 +238,7 @@ class Mla : public Mixer {
     return {.c = parts[0], .r = parts[1]};
   }
 
-  // The heads of queries, and of the keys and values of the latents.
+  // Returns the heads of queries, and of the keys and values of the latents.
   Attention::Heads Expand(const at::Tensor& q, const Latents& latents) const {
     const int64_t n = sizes_.qk_nope_head_dim, width_v = sizes_.v_head_dim;
     const std::vector<at::Tensor> expanded =

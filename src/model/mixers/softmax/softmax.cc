@@ -73,8 +73,8 @@ struct SoftmaxOptions : OptionsOf<SoftmaxOptions, AttentionOptions> {
   int64_t rotary_dim() const {
     return static_cast<int64_t>(static_cast<double>(head_dim) * partial_rotary_factor);
   }
-  // The factor on products of q and k. It contains key_multiplier, which scales every product. 0:
-  // Attention's own.
+  // Returns the factor on products of q and k. It contains key_multiplier, which scales every
+  // product. 0: Attention's own.
   double ScoreScale() const {
     if (score_scale == 0 && key_multiplier == 1) return 0;
     const double own = score_scale > 0 ? score_scale : 1 / std::sqrt(static_cast<double>(head_dim));
