@@ -359,7 +359,7 @@ bool CanShareLaunch(const ShortConvInputs& one, const ShortConvInputs& other) {
          same(one.starts, other.starts);
 }
 
-// The inputs with the tail that a segment gets from the previous rank.
+// Returns the inputs with the tail that a segment gets from the previous rank.
 ShortConvInputs WithSegmentTail(const ShortConvInputs& inputs) {
   if (inputs.segment == nullptr) return inputs;
   HL_CHECK(!inputs.tail.defined(),

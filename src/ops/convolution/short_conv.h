@@ -29,8 +29,8 @@ struct ShortConvInputs {
 };
 
 at::Tensor ShortConv(const ShortConvInputs& inputs);  // [B, T, D]
-// The convolutions of several projections of the same tokens, such as q, k and v: in one pass if
-// they have no bias and differ only in x, weight, tail, D and silu.
+// Returns the convolutions of several projections of the same tokens, such as q, k and v: in one
+// pass if they have no bias and differ only in x, weight, tail, D and silu.
 std::vector<at::Tensor> ShortConvs(const std::vector<ShortConvInputs>& inputs);
 
 // Returns the tail for the slice that follows: the last W-1 inputs [B, W-1, D], including those of

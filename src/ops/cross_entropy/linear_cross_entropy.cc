@@ -32,9 +32,9 @@ namespace {
 using internal::CrossEntropyRows;
 using internal::LogitGradient;
 
-// The dtype of matmul operands. A GPU multiplies bf16 as it is stored; elsewhere operands are
-// widened first. Results always have the compute dtype: rounding a logit of 100 to bf16 would give
-// an error of up to 0.25.
+// Returns the dtype of matmul operands. A GPU multiplies bf16 as it is stored; elsewhere operands
+// are widened first. Results always have the compute dtype: rounding a logit of 100 to bf16 would
+// give an error of up to 0.25.
 at::ScalarType OperandType(const at::Tensor& x) {
   return x.is_cuda() && x.scalar_type() == at::kBFloat16 ? at::kBFloat16 : ComputeType(x);
 }

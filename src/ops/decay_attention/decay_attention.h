@@ -100,7 +100,7 @@ DecaySegment Summarise(const DecayAttentionInputs& inputs, const DecayAttentionC
 DecayState BackwardSummarise(const DecayAttentionInputs& inputs, const DecayAttentionConfig& config,
                              const at::Tensor& dout);
 
-// The state after a segment, given the state before it. In backward, pass the segment's
+// Returns the state after a segment, given the state before it. In backward, pass the segment's
 // BackwardSummarise as its state: the result is dL/d(state before) from dL/d(state after). A
 // log_transition of -inf passes nothing on, not even a NaN.
 DecayState PassThrough(const DecaySegment& segment, const DecayState& before);
@@ -140,14 +140,14 @@ struct DecayAttentionStepInputs {
 at::Tensor DecayAttentionStep(const DecayAttentionStepInputs& inputs,
                               const DecayAttentionConfig& config, DecayState& state);
 
-// Whether scans use the warpgroup instructions (wgmma), which only Hopper (sm_90) has. Their
-// kernels are empty unless compiled for sm_90a; a build for sm_90, for example by CMake's "native",
-// does not contain them. `setting` is the value of HALFLIFE_WARPGROUPS, null if unset: "0" selects
-// the kernels for other GPUs. These give the same bits in forward and the same gradients up to
-// rounding.
+// Returns true if scans use the warpgroup instructions (wgmma), which only Hopper (sm_90) has.
+// Their kernels are empty unless compiled for sm_90a; a build for sm_90, for example by CMake's
+// "native", does not contain them. `setting` is the value of HALFLIFE_WARPGROUPS, null if unset:
+// "0" selects the kernels for other GPUs. These give the same bits in forward and the same
+// gradients up to rounding.
 bool ShouldUseWgmma(int compute_capability_major, bool built_for_sm_90a, const char* setting);
 
-// The limits of CUDA device `index`, which must exist. Only in builds with CUDA.
+// Returns the limits of CUDA device `index`, which must exist. Only in builds with CUDA.
 kernels::DeviceLimits LimitsOfGpu(int index);
 
 }  // namespace halflife::ops

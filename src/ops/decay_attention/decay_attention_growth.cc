@@ -120,15 +120,15 @@ at::Tensor LargestWithinRun(const at::Tensor& x, const at::Tensor& begin) {
   return largest;
 }
 
-// Whether each sequence starts with a non-zero state, [sequences, H] bool.
+// Returns where sequences start with a non-zero state, [sequences, H] bool.
 at::Tensor HoldsState(const DecayState& initial, const at::Tensor& log_scale) {
   at::Tensor holds = at::zeros_like(log_scale, log_scale.options().dtype(at::kBool));
   if (initial.kv.defined()) holds = (initial.kv.detach() != 0).flatten(2).any(2);
   return initial.norm.defined() ? holds.logical_or((initial.norm.detach() != 0).any(2)) : holds;
 }
 
-// The number of times that l has grown by mu at each token, [B, T, H]: once per token in a run that
-// continues from a state, and otherwise once per token after the first key.
+// Returns the number of times that l has grown by mu at each token, [B, T, H]: once per token in a
+// run that continues from a state, and otherwise once per token after the first key.
 at::Tensor StepsOfScale(const TokenRuns& runs, const at::Tensor& carried,
                         const at::Tensor& key_scale) {
   const at::Tensor begin = runs.begin.unsqueeze(2);
@@ -169,8 +169,8 @@ LogScale LogScaleOf(const DecayAttentionInputs& inputs, const TokenRuns& runs,
   return scale;
 }
 
-// Whether the inputs are those of a plain training step, without key scales and without an initial
-// state. A fused kernel handles this case.
+// Returns true if the inputs are those of a plain training step, without key scales and without an
+// initial state. A fused kernel handles this case.
 bool StartsWithoutScales(const DecayAttentionInputs& inputs) {
   return IsFused(inputs.q) && !inputs.key_scale.defined() && !inputs.log_key_scale.defined() &&
          !inputs.initial_state.kv.defined() && !inputs.initial_state.norm.defined();

@@ -30,7 +30,8 @@ DecayAttentionInputs WithTensors(DecayAttentionInputs in, const ScannedTensors& 
   return in;
 }
 
-// A sequence that has seen no key has the log scale 0 in a DecayState and -inf in a SegmentState.
+// Converts between the two encodings of a sequence that has seen no key: its log scale is 0 in a
+// DecayState and -inf in a SegmentState.
 DecayState ToDecayState(const SegmentState& state) {
   if (state.values.empty()) return {};
   DecayState decay = {.kv = state.values[0]};
@@ -46,7 +47,7 @@ SegmentState ToSegmentState(const DecayState& state) {
   return segment;
 }
 
-// The logarithm of the decay over the whole segment, [B, H, K or 1].
+// Returns the logarithm of the decay over the whole segment, [B, H, K or 1].
 at::Tensor LogTransition(const DecayAttentionInputs& in, int64_t num_heads) {
   const int64_t batch = in.q.size(0), seq_len = in.q.size(1);
   const at::Tensor& g = in.log_decay;
@@ -64,7 +65,7 @@ SegmentSummary ToSummary(const DecaySegment& segment) {
   return {.own = ToSegmentState(segment.state), .log_transition = segment.log_transition};
 }
 
-// The summary of a segment without tokens, with the same shapes as every other summary.
+// Returns the summary of a segment without tokens, with the same shapes as every other summary.
 SegmentSummary Nothing(const DecayAttentionInputs& in, const DecayAttentionConfig& config) {
   const int64_t batch = in.q.size(0), heads = binding::NumHeads(in);
   const int64_t dim_k = in.q.size(3), dim_v = in.v.size(3);

@@ -26,7 +26,7 @@ struct ValueReadOp {
   using Saved = ValueReadTensors;
 };
 
-// The decay attention whose queries are `queries` [B, T, H, K].
+// Returns the inputs of the decay attention whose queries are `queries` [B, T, H, K].
 DecayAttentionInputs Attention(const ValueReadTensors& x, const at::Tensor& queries,
                                const std::shared_ptr<const SequenceChunks>& chunks) {
   return {.q = queries,

@@ -82,7 +82,7 @@ struct ChunkGrid {
         .expand({batch, heads, num_heads / heads, count, size, width})
         .reshape({batch, num_heads, count, size, width});
   }
-  // The inverse of Cut for HV heads: [B, HV, N, C, W] -> [B, T, HV, W].
+  // Returns the inverse of Cut for HV heads: [B, HV, N, C, W] -> [B, T, HV, W].
   at::Tensor Join(const at::Tensor& x) const {
     return x.permute({0, 2, 3, 1, 4})
         .reshape({batch, count * size, num_heads, x.size(4)})

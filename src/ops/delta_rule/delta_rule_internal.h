@@ -22,7 +22,7 @@ struct DeltaRuleSummary {
   at::Tensor state;       // [sequences, HV, K, V]: the final state if the initial one is zero
 };
 
-// The number of initial and final states.
+// Returns the number of initial and final states.
 int64_t NumDeltaSequences(const DeltaRuleInputs& inputs);
 
 // The delta rule over rows that are split across ranks: the segments exchange their states.
@@ -43,8 +43,8 @@ at::Tensor ComposedDeltaRuleStep(const DeltaRuleStepInputs& inputs, double scale
 
 // ---- With the kernels behind kernels/delta_rule/delta_rule_args.h (delta_rule_kernels.cc).
 
-// Whether the kernels support the call: its device, dtype and sizes. On a GPU, gradients of fp32
-// heads are supported up to a smaller K.
+// Returns true if the kernels support the call: its device, dtype and sizes. On a GPU, gradients of
+// fp32 heads are supported up to a smaller K.
 bool HasDeltaRuleKernels(const DeltaRuleInputs& inputs);
 DeltaRuleOutput KernelDeltaRule(const DeltaRuleInputs& inputs, double scale);
 // Ignores the initial state.

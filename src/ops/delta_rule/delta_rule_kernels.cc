@@ -41,7 +41,8 @@ kernels::DeltaDecay DecayOf(const at::Tensor& log_decay, int64_t dim_per_channel
                                             : kernels::DeltaDecay::kPerToken;
 }
 
-// Whether the device of x has Hopper's warpgroup instructions, and they are wanted.
+// Returns true if the device of x has Hopper's warpgroup instructions and HALFLIFE_WARPGROUPS does
+// not disable them.
 bool HasWarpgroups([[maybe_unused]] const at::Tensor& x) {
 #ifdef HALFLIFE_WITH_CUDA
   if (x.is_cuda()) return LimitsOfGpu(x.get_device()).warpgroups;

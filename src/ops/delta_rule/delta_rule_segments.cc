@@ -21,7 +21,7 @@ DeltaRuleInputs WithTensors(DeltaRuleInputs in, const DeltaScanned& x) {
   return in;
 }
 
-// A summary with the shapes of every other one.
+// Returns a summary with the shapes of every other one.
 SegmentSummary EmptyDeltaSummary(const DeltaRuleInputs& in) {
   const int64_t batch = in.q.size(0), heads = in.v.size(2), dim_k = in.q.size(3);
   const auto options = in.q.options().dtype(ComputeType(in.q)).requires_grad(false);

@@ -43,9 +43,9 @@ class Float8Weights {
   // uses (ZeRO stage 3).
   explicit Float8Weights(bool keeps) : keeps_(keeps) {}
 
-  // The rows of a weight [out, D], or those of its transpose [D, out]. For rows, the weight may be
-  // several that are adjacent in memory. With `keeps`, memory that was returned is written again
-  // after Invalidate() and never moves.
+  // Returns the rows of a weight [out, D], or those of its transpose [D, out]. For rows, the weight
+  // may be several that are adjacent in memory. With `keeps`, memory that was returned is written
+  // again after Invalidate() and never moves.
   Float8Matrix Rows(const at::Tensor& weight) { return Find(weight, /*transposed=*/false); }
   Float8Matrix Columns(const at::Tensor& weight) { return Find(weight, /*transposed=*/true); }
 

@@ -98,7 +98,7 @@ at::Tensor Float8Product(const Float8Matrix& a, const Float8Matrix& b, bool fast
   return a.factors.defined() ? ScaledProduct(a, b, fast) : MatrixProducts(a.values, {b.values})[0];
 }
 
-// The products of x with the matrices of groups.
+// Returns the products of x with the matrices of groups.
 Tensors GroupProducts(const at::Tensor& x, const std::vector<WeightGroup>& groups) {
   Tensors products(groups.size()), matrices;
   std::optional<Float8Matrix> rows;
@@ -276,9 +276,9 @@ LinearGrads UnroundedBackward(const at::Tensor& x, std::vector<LinearProduct> pr
   return grads;
 }
 
-// The gradient of x from FP8 products: rows of dy and of W^T are rounded to e4m3. Each weight has
-// scales of its own, and the terms are added in the order of the weights, so that nothing depends
-// on which weights are adjacent in memory.
+// Returns the gradient of x from FP8 products: rows of dy and of W^T are rounded to e4m3. Each
+// weight has scales of its own, and the terms are added in the order of the weights, so that
+// nothing depends on which weights are adjacent in memory.
 at::Tensor Float8InputGradient(const Products& found) {
   struct Term {
     at::Tensor dy, weight;

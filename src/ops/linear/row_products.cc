@@ -48,7 +48,7 @@ struct ProductRows {
   at::Tensor rows;
 };
 
-// The result of one launch for at most kMaxRowProducts weights.
+// Returns the result of one launch for at most kMaxRowProducts weights.
 RowOutputs LaunchRowProducts(const RowInput& input, std::span<const RowWeight> weights) {
   const bool normed = input.norm.has_value();
   const ProductRows rows(normed ? input.x.contiguous() : input.x);

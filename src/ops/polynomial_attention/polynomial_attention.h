@@ -68,9 +68,9 @@ struct PolynomialAttentionOutput {
 PolynomialAttentionOutput PolynomialAttention(const PolynomialAttentionInputs& inputs,
                                               const PolynomialAttentionConfig& config);
 
-// The two quantities that sequence parallelism exchanges between segments: the final state for an
-// empty initial state, and dL/d(initial state) due to the segment's own outputs. `output` holds the
-// out and norm_denom of the forward.
+// Returns the two quantities that sequence parallelism exchanges between segments: the final state
+// for an empty initial state, and dL/d(initial state) due to the segment's own outputs. `output`
+// holds the out and norm_denom of the forward.
 PolynomialState Summarise(const PolynomialAttentionInputs& inputs,
                           const PolynomialAttentionConfig& config);
 PolynomialState BackwardSummarise(const PolynomialAttentionInputs& inputs,

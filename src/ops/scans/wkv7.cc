@@ -118,8 +118,8 @@ at::Tensor ZeroWkv7State(const Wkv7Rows& x, int64_t columns) {
                    x.w.options().requires_grad(false));
 }
 
-// The state after the rows from zero, and the matrix by which the rows multiply a state before
-// them. Called without gradients.
+// Returns the state after the rows from zero, and the matrix by which the rows multiply a state
+// before them. Called without gradients.
 SegmentSummary Summarise(const Wkv7Rows& x, const RowSegment& row) {
   const int64_t dim_k = x.w.size(3);
   Wkv7Rows columns = x;

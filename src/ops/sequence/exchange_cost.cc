@@ -31,7 +31,7 @@ double Median(SegmentGroup& group, Run run) {
   return seconds[seconds.size() / 2];
 }
 
-// The line through the times of the two sizes: {seconds at 0 bytes, seconds per byte}.
+// Returns the line through the times of the two sizes: {seconds at 0 bytes, seconds per byte}.
 std::array<double, 2> Line(double small, double large) {
   const double slope = std::max(0.0, (large - small) / static_cast<double>(kLarge - kSmall));
   return {std::max(0.0, small - slope * static_cast<double>(kSmall)), slope};

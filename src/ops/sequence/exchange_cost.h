@@ -26,8 +26,8 @@ struct ExchangeCost {
   // messages. A scan waits until its first piece has passed all ranks, and then for the other
   // pieces. `strategy` must not be kCheapest.
   double Seconds(StateStrategy strategy, int ranks, const ExchangeBytes& bytes) const;
-  // The strategy with the fewest seconds. For two ranks this is always kRing: it needs one message,
-  // and the sender does not wait.
+  // Returns the strategy with the fewest seconds. For two ranks this is always kRing: it needs one
+  // message, and the sender does not wait.
   StateStrategy Cheapest(int ranks, const ExchangeBytes& bytes) const;
 };
 

@@ -86,7 +86,7 @@ struct RowSegment {
   int size() const { return group->size(); }
   bool is_first() const { return rank() == 0; }
   bool is_last() const { return rank() == size() - 1; }
-  // The number of tokens of a row on the ranks before this one.
+  // Returns the number of tokens of a row on the ranks before this one.
   int64_t begin() const {
     return std::accumulate(lengths.begin(), lengths.begin() + rank(), int64_t{0});
   }

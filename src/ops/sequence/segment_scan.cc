@@ -43,9 +43,9 @@ at::Tensor Rescaled(const SegmentState& own, const SegmentState& agreed) {
       .to(own.values[0].scalar_type());
 }
 
-// The transitions of the first and the last segment are never read, so only their shapes are kept.
-// These segments need no rescaling either: the first state is exchanged at its own scale, and the
-// last state is not exchanged.
+// Keeps what backward needs of the transition. Of the first and the last segment only the shape is
+// kept, because their transitions are never read. These segments need no rescaling either: the
+// first state is exchanged at its own scale, and the last one is not exchanged.
 void KeepTransition(const SegmentSummary& summary, const RowSegment& row, Kept& kept) {
   if (row.is_first() || row.is_last()) {
     const at::ScalarType dtype = summary.own.values[0].scalar_type();
@@ -89,8 +89,9 @@ Tensors OfInputs(const Tensors& found, const std::vector<bool>& wanted) {
   return gradients;
 }
 
-// The last rank receives no gradient from later segments. A single backward pass gives both the
-// gradients of its inputs and the gradient of the state before, which the earlier ranks wait for.
+// Runs the backward of the last rank, which receives no gradient from later segments. One backward
+// pass gives the gradients of its inputs and the gradient of the state before, for which the
+// earlier ranks wait.
 Tensors BackwardOfLast(const Kept& kept, const Tensors& wanted, const Tensors& douts,
                        const RowSegment& row) {
   Tensors all = wanted;
@@ -140,8 +141,8 @@ bool HaveOneForm(const at::Tensor& a, const at::Tensor& b) {
   return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type();
 }
 
-// The summary that this rank sends. The first rank takes it from its run. No rank reads that of the
-// last one, so it has only the right shapes.
+// Returns the summary that this rank sends. The first rank takes it from its run. No rank reads
+// that of the last one, so it has only the right shapes.
 SegmentSummary SummaryOf(const SegmentScan& scan, const RowSegment& row, const Kept& kept) {
   if (!row.is_first() && !row.is_last()) return scan.summarise();
   SegmentSummary summary = scan.nothing();
@@ -164,7 +165,7 @@ at::Tensor Joined(const Tensors& pieces, at::IntArrayRef whole) {
   return ColumnsAsOne(columns).view(whole);
 }
 
-// The pieces of `whole` along C, of these sizes, as views.
+// Returns the pieces of `whole` along C, of these sizes, as views.
 Tensors CutChannels(const at::Tensor& whole, const std::vector<int64_t>& sizes) {
   if (sizes.size() == 1) return {whole};
   const auto backward = [shape = whole.sizes().vec()](const BackwardCall& call) -> Tensors {

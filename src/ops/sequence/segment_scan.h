@@ -49,7 +49,7 @@ struct SegmentScan {
   GradientBefore gradient_before = {};  // optional: replaces a backward pass of `run`
 };
 
-// The outputs of this rank's segment. Collective, and so is its backward.
+// Returns the outputs of this rank's segment. Collective in forward and in backward.
 Tensors RunSegment(const SegmentScan& scan, const RowSegment& row);
 
 // A tensor that InPieces cuts along its channels (or heads) C.
@@ -75,9 +75,9 @@ at::Tensor InPieces(const std::vector<Cuttable>& all, int64_t least, const RowSe
                     const at::Tensor& like,
                     const std::function<at::Tensor(const Piece& piece)>& run);
 
-// The transition of a segment, given the product of its tokens' transitions: rows in which a
-// document starts inside the segment get -inf in `log_transition` [N, C, ...], or zeros in `matrix`
-// [N, C, K, K].
+// Returns the transition of a segment, given the product of its tokens' transitions: rows in which
+// a document starts inside the segment get -inf in `log_transition` [N, C, ...], or zeros in
+// `matrix` [N, C, K, K].
 at::Tensor CutByStarts(const at::Tensor& log_transition, const RowSegment& row);
 at::Tensor CutMatrixByStarts(const at::Tensor& matrix, const RowSegment& row);
 

@@ -22,7 +22,7 @@ namespace {
 
 using Direction = SegmentGroup::Direction;
 
-// A before + own for a dense A [..., K, K] and states [..., K, V] or [..., K].
+// Returns A before + own, for a dense A [..., K, K] and states [..., K, V] or [..., K].
 at::Tensor FoldDense(const at::Tensor& matrix, const at::Tensor& before, const at::Tensor& own) {
   const bool is_vector = own.dim() < matrix.dim();
   const at::Tensor x = is_vector ? before.unsqueeze(-1) : before;
@@ -33,7 +33,7 @@ at::Tensor FoldDense(const at::Tensor& matrix, const at::Tensor& before, const a
   return at::where(UnsqueezeLike(is_cut, own), own, y + own);
 }
 
-// A before + own. Where A is 0, the result is `own`, even if `before` is not finite.
+// Returns A before + own. Where A is 0, the result is `own`, even if `before` is not finite.
 at::Tensor Fold(const Transition& transition, const at::Tensor& before, const at::Tensor& own) {
   if (transition.is_dense) return FoldDense(transition.factor, before, own);
   const at::Tensor f = UnsqueezeLike(transition.factor, own);
@@ -45,7 +45,7 @@ Transition Transposed(const Transition& transition) {
   return {.factor = transition.factor.transpose(-2, -1).contiguous(), .is_dense = true};
 }
 
-// A summary from its state and SegmentSummary::transition.
+// Returns a summary from its state and SegmentSummary::transition.
 SegmentSummary MakeSummary(SegmentState own, const at::Tensor& transition, bool is_dense) {
   if (is_dense) return {.own = std::move(own), .transition_matrix = transition};
   return {.own = std::move(own), .log_transition = transition};
@@ -122,7 +122,7 @@ class Message {
   Tensors like_;
 };
 
-// A state as a list of tensors (its values, then its log scale if it has one), and back.
+// Converts a state to a list of tensors (its values, then its log scale if it has one), and back.
 Tensors ToTensors(const SegmentState& state) {
   Tensors tensors = state.values;
   if (state.log_scale.defined()) tensors.push_back(state.log_scale);
@@ -198,7 +198,8 @@ Tensors RunRelay(const Relay& relay, int64_t num_pieces, const RowSegment& row) 
   return whole;
 }
 
-// All ranks choose the same strategy, because their states and transitions have the same shapes.
+// Chooses the strategy. All ranks choose the same one, because their states and transitions have
+// the same shapes.
 StateStrategy StrategyFor(const Tensors& state, const at::Tensor& transition,
                           const RowSegment& row) {
   if (row.strategy != StateStrategy::kCheapest) return row.strategy;

@@ -63,11 +63,12 @@ struct Passed {
   // document starts inside the segment.
   Transition transition;
 };
-// The state after a segment, given the state before it. If a document starts inside the segment,
-// nothing of `before` is passed on, not even a NaN.
+// Returns the state after a segment, given the state before it. If a document starts inside the
+// segment, nothing of `before` is passed on, not even a NaN.
 Passed PassThrough(const SegmentSummary& segment, const SegmentState& before);
 
-// The state before this rank's segment. On the first rank the result has no values. Collective.
+// Returns the state before this rank's segment. On the first rank the result has no values.
+// Collective.
 SegmentState StateBefore(const SegmentSummary& own, const RowSegment& row);
 
 // dL/d(values after this rank's segment); empty on the last rank. `local` is dL/d(values before the

@@ -27,7 +27,7 @@ class Shares {
   }
 
   int64_t num_taken() const { return std::min(count_, row_.begin()); }
-  // The number of `owner`'s last tokens that this rank takes.
+  // Returns the number of `owner`'s last tokens that this rank takes.
   int64_t TakenFrom(int owner) const {
     int64_t between = 0;
     for (int r = owner + 1; r < row_.rank(); ++r) between += row_.lengths[r];
@@ -35,7 +35,7 @@ class Shares {
   }
   int64_t given() const { return given_[row_.rank()]; }
   int64_t widest() const { return widest_; }
-  // Whether no rank needs more tokens than its neighbour has.
+  // Returns true if no rank needs more tokens than its neighbour has.
   bool from_neighbours() const {
     return std::all_of(row_.lengths.begin(), row_.lengths.end() - 1,
                        [&](int64_t length) { return length >= count_; });
@@ -80,7 +80,8 @@ at::Tensor Fetch(const at::Tensor& x, int64_t count, const RowSegment& row) {
   return at::cat(parts, 1);
 }
 
-// The owner's dL/dx [B, T, ...] from `dy`, the gradient of the fetched tokens; in dy's dtype.
+// Returns the owner's dL/dx [B, T, ...] from `dy`, the gradient of the fetched tokens, in dy's
+// dtype.
 at::Tensor Return(const at::Tensor& dy, int64_t num_tokens, int64_t count, const RowSegment& row) {
   const Shares shares(row, count);
   at::Tensor dx = at::zeros(WithTokens(dy, num_tokens), dy.options());

@@ -69,8 +69,8 @@ struct AutogradFunction {
 // kept if an input requires a gradient and GradMode is enabled.
 Tensors Apply(const AutogradFunction& function);
 
-// Whether Apply() would keep a backward: GradMode is enabled and a tensor of the struct requires a
-// gradient.
+// Returns true if Apply() would keep a backward: GradMode is enabled and a tensor of the struct
+// requires a gradient.
 template <typename S>
 bool WillBeDifferentiated(const S& inputs) {
   bool requires_grad = false;
@@ -87,7 +87,7 @@ struct BackwardOf {
   typename Op::Outputs grads;
   std::vector<bool> wanted;
 
-  // Whether the gradient of a field of the inputs will be used.
+  // Returns true if the gradient of a field of the inputs will be used.
   bool Wants(at::Tensor Op::Inputs::*input) const { return wanted[IndexOfField(input)]; }
   // The same for element `number` of a list, or for a field of that element.
   bool Wants(std::vector<at::Tensor> Op::Inputs::*list, size_t number) const {

@@ -135,8 +135,8 @@ T* MutableElements(const at::Tensor& x) {
   return x.defined() ? static_cast<T*>(x.mutable_data_ptr()) : nullptr;
 }
 
-// The arithmetic type: fp64 for fp64 tensors (used by gradient checks), fp32 for all other storage
-// types.
+// Returns the arithmetic type: fp64 for fp64 tensors (used by gradient checks), fp32 for all other
+// storage types.
 inline at::ScalarType ComputeType(const at::Tensor& x) {
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }

@@ -138,7 +138,7 @@ S FromList(std::vector<at::Tensor> list) {
   return s;
 }
 
-// The position of a field in the struct's list.
+// Returns the position of a field in the struct's list.
 template <typename S, typename Field>
 size_t IndexOfField(Field S::*field) {
   S s;
