@@ -66,9 +66,9 @@ class MatrixRule {
  public:
   virtual ~MatrixRule() = default;
 
-  // Whether each head of a part is a matrix of its own.
+  // Returns true if each head of a part is a matrix of its own.
   virtual bool per_head() const = 0;
-  // The type of the values that are moved. The transform computes in it.
+  // Returns the type of the values that are moved. The transform computes in it.
   virtual DType value_dtype(Device::Kind device) const = 0;
   // FLOPs of Transform, by which the matrices are shared among ranks.
   virtual double TransformFlops(int64_t rows, int64_t columns) const = 0;
@@ -85,14 +85,15 @@ class Optimizer {
  public:
   virtual ~Optimizer() = default;
 
-  // The state arrays, such as {"m", "v"}. Each is fp32, has an element for every element of the
-  // arena, and starts at zero. Checkpoints call them "optim/m" and "optim/v".
+  // Returns the state arrays, such as {"m", "v"}. Each is fp32, has an element for every element of
+  // the arena, and starts at zero. Checkpoints call them "optim/m" and "optim/v".
   virtual std::vector<std::string> state_names() const = 0;
-  // How this optimizer updates matrices. Null: element by element, as it does everything else.
+  // Returns the rule by which this optimizer updates matrices. Null: it updates them element by
+  // element, like all other parameters.
   virtual const MatrixRule* matrix_rule() const { return nullptr; }
 
-  // Called once, before Update, with all ranges but those of the matrix rule. Returns bytes that
-  // Update reads in the memory of the arrays.
+  // Called once, before Update, with all ranges but those of the matrix rule. Returns the bytes
+  // that Update reads in the memory of the arrays.
   virtual std::string Prepare(const std::vector<Range>& ranges) = 0;
   // Updates the weights and states of these ranges, and rounds the new weights into the copy.
   virtual void Update(const UpdateArgs& args) = 0;

@@ -47,7 +47,7 @@ struct OptimizerKind {
   std::function<std::unique_ptr<Optimizer>(const Config&, const AdamWConfig&)> make;
 };
 
-// The kind of a class that is constructed from its own config and AdamW's.
+// Returns the kind of a class that is constructed from its own config and AdamW's.
 template <typename OwnConfig, typename Class>
 OptimizerKind KindOf(const char* name) {
   return {.name = name,
