@@ -20,7 +20,7 @@ std::string ReadIfThere(const fs::path& path) {
   return fs::is_regular_file(path, error) ? ReadFile(path, ExitCode::kEnvironment) : std::string();
 }
 
-// The line of a validation without an unnamed set.
+// Returns true for the line of a validation without an unnamed set.
 bool ScoresNamedSets(const nlohmann::json& line) {
   for (const auto& [key, value] : line.items())
     if (key.starts_with("val_loss/")) return true;
