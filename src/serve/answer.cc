@@ -18,7 +18,7 @@ int64_t NumCharacters(const std::string& text) {
   return std::ranges::count_if(text, [](char c) { return (c & 0xC0) != 0x80; });
 }
 
-// The shortest digits of the fp32 value. JSON has no infinities.
+// Returns the shortest digits of the fp32 value. JSON has no infinities.
 Json LogprobJson(float logprob) {
   if (!std::isfinite(logprob)) return -9999.0;
   return Json::parse(ShortestText(logprob));
@@ -141,7 +141,7 @@ Json Answer::Envelope(const char* object) const {
       {"id", names_.id}, {"object", object}, {"created", names_.created}, {"model", names_.model}};
 }
 
-// A prompt counts once, whatever the number of its texts.
+// Counts tokens. A prompt counts once, for any number of its texts.
 Json Answer::Usage() const {
   int64_t prompt = 0, kept = 0, completion = 0;
   for (size_t i = 0; i < choices_.size(); ++i) {

@@ -58,7 +58,8 @@ class Answer {
   // the first token of the prompt, which has no probability, comes first.
   nlohmann::ordered_json Logprobs(const std::vector<infer::ScoredToken>& tokens, bool echoed,
                                   size_t text, int64_t& offset) const;
-  // The text of a token: "bytes:\xe2" if it is a part of a character, "token_id:5" without text.
+  // Returns the text of a token: "bytes:\xe2" if it is a part of a character, "token_id:5" without
+  // text.
   std::string TokenText(int32_t id, int64_t& num_characters) const;
 
   const ApiCall& call_;

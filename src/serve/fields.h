@@ -17,19 +17,21 @@ class Fields {
   explicit Fields(const std::string& body);
   ~Fields();
   Fields(Fields&&) noexcept;
-  // An object within another one, for example "messages[2]".
+  // Reads an object inside another one. `path` is its place in messages, for example "messages[2]".
   Fields(const nlohmann::json& object, std::string path);
 
-  // A field that is absent or null has no value. Clients send null for defaults.
+  // Returns the value of a field, or null if it is absent or JSON null. Clients send null for
+  // defaults.
   const nlohmann::json* Find(const std::string& name);
   const nlohmann::json& Require(const std::string& name, const std::string& what);
   std::optional<std::string> String(const std::string& name);
   std::optional<bool> Boolean(const std::string& name);
   std::optional<int64_t> Integer(const std::string& name, int64_t least, int64_t most);
   std::optional<double> Number(const std::string& name, double least, double most);
-  // A string or a list of strings, none of them empty.
+  // Reads a string, or a list of at most `most` strings. None may be empty.
   std::vector<std::string> Strings(const std::string& name, size_t most);
-  // A field of the API that this server does not have: it may have only this value.
+  // Requires that a field of OpenAI's API that this server does not implement is absent or has this
+  // value.
   void Only(const std::string& name, const nlohmann::json& value);
   // Fields without an effect here.
   void Ignore(const std::vector<std::string>& names);
@@ -46,7 +48,7 @@ class Fields {
   std::vector<std::string> known_;
 };
 
-// A short form of a value for messages.
+// Returns a short form of a value, for messages.
 std::string Shown(const nlohmann::json& value);
 
 }  // namespace halflife::serve

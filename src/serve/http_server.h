@@ -41,14 +41,14 @@ class HttpConnection : public httplib::Stream {
 
   // Begins a new request: its header has limits of its own.
   void BeginRequest();
-  // The header is complete; the body may follow.
+  // Call when the header is complete and the body may follow.
   void AllowBody();
   // Waits until the client sends a byte. Returns false after idle_seconds, or if it has gone or
   // `stop` returns true.
   bool WaitForRequest(const std::function<bool()>& stop);
-  // False once the client has closed the connection.
+  // Returns false once the client has closed the connection.
   bool IsOpen() const;
-  // The connection ends after this response, because a part of the request was not read.
+  // Closes the connection after this response, because a part of the request was not read.
   void CloseAfterResponse() { close_after_response_ = true; }
   bool closes_after_response() const { return close_after_response_; }
 
