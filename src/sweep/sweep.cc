@@ -136,7 +136,7 @@ class Sweep {
     return folder_.Status(trials_[i].name).state == TrialState::kFinished;
   }
 
-  // True if the sweep still has to make the run's dataset.
+  // Returns true if the sweep still has to make the run's dataset.
   bool AwaitsDataset(size_t i) const {
     const fs::path path = recipes_.at(i).data.main_path();
     return path.parent_path() == folder_.datasets() && !IsThere(path);
@@ -253,7 +253,8 @@ class Sweep {
                 }};
   }
 
-  // A dataset that failed here may exist nevertheless, if another share made it at the same time.
+  // Returns true if all datasets of the run exist, and otherwise marks the run as failed. A dataset
+  // that could not be made here exists if another share made it at the same time.
   bool HasItsDatasets(const Trial& trial) {
     for (const std::string& name : DatasetsOf(trial.overrides)) {
       if (IsThere(folder_.datasets() / name)) continue;

@@ -78,7 +78,8 @@ std::string ValueOf(const std::string& assignment) {
   return equals == std::string::npos ? "" : assignment.substr(equals + 1);
 }
 
-// True if setting `later` overwrites what `earlier` has set: it is the same field or contains it.
+// Returns true if setting `later` overwrites what `earlier` has set: it is the same field or
+// contains it.
 bool Undoes(const std::string& later, const std::string& earlier) {
   return earlier == later || earlier.starts_with(later + ".");
 }
@@ -123,7 +124,7 @@ Axis ReadAxis(const proto::SweepAxis& message, Problems& problems) {
   return axis;
 }
 
-// Names of axes and labels are used in folder names.
+// Returns true if the text can be a part of a folder name, as names of axes and labels are.
 bool CanNameRuns(const std::string& text) {
   return !text.empty() && text.find_first_of("/\\,=\n\t \"") == std::string::npos;
 }
@@ -148,7 +149,8 @@ void CheckLabels(const Axis& axis, Problems& problems) {
   }
 }
 
-// A run's name plus a suffix is the name of a file, which can have at most 255 bytes.
+// Checks that names of runs are short enough. With a suffix, they are file names, which can have at
+// most 255 bytes.
 void CheckNameLength(const SweepConfig& sweep, Problems& problems) {
   constexpr size_t kMost = 220;
   size_t longest = 0;
@@ -228,7 +230,7 @@ void CheckDatasets(const SweepConfig& sweep, Problems& problems) {
     for (const Point& point : axis.points) check(point.set);
 }
 
-// The figure's x axis is logarithmic, so its labels must be numbers above 0.
+// Checks that the labels of the figure's logarithmic x axis are numbers above 0.
 void CheckNumbers(const Axis& axis, Problems& problems) {
   for (const Point& point : axis.points) {
     double value = 0;

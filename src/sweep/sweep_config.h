@@ -14,7 +14,7 @@
 
 namespace halflife::sweep {
 
-// The metrics that measure how well a run did.
+// Returns the metrics that measure how well a run did.
 std::vector<std::string> KnownMetrics();
 bool IsKnownMetric(const std::string& name);
 bool HigherIsBetter(const std::string& name);
