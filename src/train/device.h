@@ -13,7 +13,7 @@
 
 namespace halflife::train {
 
-// Number of GPUs that this process sees. 0 in a build without CUDA.
+// Returns the number of GPUs that this process sees. 0 in a build without CUDA.
 int NumGpus();
 
 // Parses "auto", "cpu" or "cuda". `asked_by` is the name of the setting, for errors. Error

@@ -39,8 +39,8 @@ void RequirePositionIds(const data::RowPositionsConfig& ids, const model::Langua
               model.config().positions.name(), " table, ", most);
 }
 
-// A run on a dataset without a validation split validates only its named sets. Refuses settings
-// that need more.
+// Rejects settings that need a validation split if the dataset has none. Such a run validates only
+// its named sets.
 void RequireValidationSplit(const RunConfig& config, const data::DatasetInfo& dataset) {
   if (HasValidationSplit(config, dataset)) return;
   std::vector<std::string> needs;

@@ -16,9 +16,9 @@ dist::DataMesh MeshOf(const RunConfig& config, int rank, int world_size);
 // Decides what parallel.shard auto and node mean on these machines. Error kUsage if `node` is not
 // possible.
 void ResolveShard(RunConfig& config, int world_size, int ranks_of_node, bool on_gpu);
-// Number of groups of ranks with rows of their own (data-parallel groups).
+// Returns the number of groups of ranks with rows of their own (data-parallel groups).
 int NumRowGroups(const RunConfig& config, int world_size);
-// Number of micro-batches per step that a rank takes part in.
+// Returns the number of micro-batches per step that a rank takes part in.
 int64_t NumMicroBatches(const RunConfig& config, int world_size);
 
 model::Recompute RecomputeOf(const RunConfig& config);  // `config` has passed Validate.

@@ -300,7 +300,7 @@ std::string ExactText(double value) {
   return text;
 }
 
-// The text of a field that holds a value, or of one entry of a list.
+// Returns the text of a field that holds a value, or of one entry of a list.
 std::string TextOfLeaf(const pb::Message& message, const pb::FieldDescriptor& field, int index) {
   const pb::Reflection& reflection = *message.GetReflection();
   if (field.cpp_type() == pb::FieldDescriptor::CPPTYPE_STRING && index < 0)

@@ -46,7 +46,8 @@ struct DataConfig {
   std::vector<DataSource> sources;     // A blend, instead of `path`.
 
   bool is_blend() const { return !sources.empty(); }
-  // The dataset whose tokenizer and vocabulary the run has. The others have the same.
+  // Returns the path of the dataset whose tokenizer and vocabulary the run uses. All datasets of a
+  // run have the same.
   std::string& main_path() { return is_blend() ? sources[0].path : path; }
   const std::string& main_path() const { return is_blend() ? sources[0].path : path; }
   // Returns the weights of the sources after `num_steps` steps.
@@ -76,13 +77,13 @@ struct OptimizerConfig {
 
   // The state array of the average. Checkpoints call it ckpt::kAverageArray.
   static constexpr char kAverage[] = "ema";
-  // Names of all state arrays: the algorithm's, then the average.
+  // Returns the names of all state arrays: the algorithm's, then the average.
   std::vector<std::string> state_names() const {
     std::vector<std::string> names = algorithm.Make(adamw)->state_names();
     if (ema_decay > 0) names.emplace_back(kAverage);
     return names;
   }
-  // Bytes of a parameter in a checkpoint: its main weight and its states, all fp32.
+  // Returns the bytes of a parameter in a checkpoint: its main weight and its states, all fp32.
   double saved_bytes_per_parameter() const {
     return 4.0 * (1 + static_cast<double>(state_names().size()));
   }
@@ -154,7 +155,8 @@ struct SaveConfig {
 
   // keep_best names a metric of validations, so the run saves after each best validation so far.
   bool keeps_best_validation() const { return store.retention.keep_best.starts_with("val_"); }
-  // The metric that train.patience waits for, and that keep_best keeps if it is of a validation.
+  // Returns the metric that train.patience waits for, and that keep_best keeps if it is of a
+  // validation.
   std::string validation_metric() const {
     return keeps_best_validation() ? store.retention.keep_best : "val_loss";
   }
@@ -183,15 +185,15 @@ struct ParallelConfig {
   // field of recipes, because a run may be resumed on other machines.
   int resolved_shard = 0;
 
-  // Number of ranks of a shard group (dist/shard_groups.h).
+  // Returns the number of ranks of a shard group (dist/shard_groups.h).
   int shard_ranks(int world_size) const;
   int given_shard() const;  // the number in `shard`; 0: it is not a number
   // Size of a bucket of gradients. If ranks hold only parts of the gradients, several buckets exist
   // for a moment, so they are at most 256 MiB unless bucket_bytes is given.
   int64_t bucket_bytes_of(int world_size, int64_t gradient_bytes) const;
   int num_prefetched() const { return prefetch >= 0 ? prefetch : zero_stage == 3 ? 1 : 2; }
-  // Number of ranks that share a row, each with a slice of it. Results and all sums depend on this
-  // number. If it exceeds sp, each process runs several ranks as threads.
+  // Returns the number of ranks that share a row, each with a slice of it. Results and all sums
+  // depend on this number. If it exceeds sp, each process runs several ranks as threads.
   int row_ranks() const { return slices > 0 ? slices : sp; }
   const char* row_field() const { return slices > 0 ? "parallel.slices" : "parallel.sp"; }
   bool has_whole_slices() const { return sp >= 1 && row_ranks() >= 1 && row_ranks() % sp == 0; }

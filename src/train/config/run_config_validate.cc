@@ -33,7 +33,8 @@ class Problems {
   std::string lines_;
 };
 
-// Names of sets, sources and phases are parts of metrics, of warnings and of the text of --set.
+// Returns true if `name` can be a part of metrics, of warnings and of the text of --set, as names
+// of sets, sources and phases are.
 bool IsPlainName(const std::string& name) {
   constexpr char kPlain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.";
   return !name.empty() && name.find_first_not_of(kPlain) == std::string::npos;
@@ -297,7 +298,7 @@ void CheckRowPositions(const RunConfig& c, Problems& problems) {
                    p.length, Concat("data.seq_len, ", c.data.seq_len, ", to 16777216"));
 }
 
-// Every weight above 0 must be at least one row in two cycles.
+// Checks that every weight above 0 corresponds to at least one row in two cycles.
 void CheckWeights(const DataConfig& data, Problems& problems) {
   std::vector<int64_t> steps = data.WeightSteps();
   steps.insert(steps.begin(), 0);

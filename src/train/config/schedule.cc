@@ -38,8 +38,8 @@ std::vector<Phase> PhasesOfKind(const ScheduleConfig& config, int64_t total_step
   return phases;
 }
 
-// The last step of each phase of a recipe, as if the run were long enough. Shares are rounded in
-// sum, so that shares whose sum is 1 end with the run.
+// Returns the last step of each phase of a recipe, as if the run were long enough. Shares are
+// rounded in sum, so that shares whose sum is 1 end with the run.
 std::vector<int64_t> EndsOf(const std::vector<PhaseConfig>& phases, int64_t total_steps) {
   const auto total = static_cast<double>(total_steps);
   std::vector<int64_t> lengths;

@@ -30,7 +30,7 @@ class HostSlices {
   // Allocates the arrays, once. They are separate because an allocation of pinned memory is rounded
   // up to a power of two. The memory is pinned if the arena is on a GPU.
   void Allocate();
-  // The names of the arrays, and their memory if it is allocated.
+  // Returns the names of the arrays, and their memory if it is allocated.
   ckpt::ArenaView View();
   // Copies the slices from the arena. On a GPU, queues the copies on the current stream. Arrays
   // that have no elements of frozen parameters stay zero there.

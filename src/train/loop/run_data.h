@@ -35,13 +35,13 @@ class RunData {
 
   // The dataset of data.path, or of the first source of a blend.
   const data::Dataset& training() const { return training_.front(); }
-  // The hash of the training data, over all sources of a blend.
+  // Returns the hash of the training data, over all sources of a blend.
   Hash128 hash() const;
-  // One line: folders and hashes.
+  // Returns one line with folders and hashes.
   std::string Description(const RunConfig& config) const;
 
-  // The unnamed set first, if data.path has the split of eval.split. Then the sources of a blend
-  // that have it, and eval.set, in order.
+  // Returns the validation sets in this order: the unnamed set, if data.path has the split of
+  // eval.split; the sources of a blend that have it; eval.set.
   std::vector<ValidationSet> ValidationSets(const RunConfig& config) const;
 
   // Returns the training rows as a stream. For a blend, `stored` (null: a new run) has the segments

@@ -63,9 +63,9 @@ class TargetGuard {
   // consecutive steps without a target.
   void NoteStep(int64_t step, const StepResult& result);
 
-  // The number of consecutive steps without a target after which the run ends. An epoch includes
-  // every row. With fewer than 100 steps, chance may have hidden no token. After 1000 shuffled
-  // steps without a target, fewer than one in a hundred steps of the dataset can have one
+  // Returns the number of consecutive steps without a target after which the run ends. An epoch
+  // includes every row. With fewer than 100 steps, chance may have hidden no token. After 1000
+  // shuffled steps without a target, fewer than one in a hundred steps of the dataset can have one
   // (0.99^1000 = 4e-5), which is not enough to train on. Never more than the steps of the run.
   int64_t most_in_a_row() const { return most_in_a_row_; }
 

@@ -201,7 +201,7 @@ ckpt::StepState Trainer::CurrentState(bool final) const {
   return state;
 }
 
-// The arrays of an arena on the CPU.
+// Returns the arrays of an arena on the CPU.
 ckpt::ArenaView Trainer::InPlaceArena() {
   ckpt::ArenaView view = {.layout = &arena_->layout(), .arrays = {}};
   for (const auto& [name, tensor, sliced_end, trained] : arena_->stored_arrays())

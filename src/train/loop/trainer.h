@@ -71,7 +71,6 @@ class Trainer {
       const ckpt::ResumeRequest& request,
       const std::function<bool(const std::string& field)>& may_differ = {});
   void RollBack();
-  // The step of the data's order that the next step trains on.
   // Returns the number of steps whose data the run of a checkpoint has left out.
   uint64_t SkippedSteps(const ckpt::StepState& state) const;
   uint64_t DataStep() const { return state_.step + skipped_steps_; }
@@ -105,7 +104,7 @@ class Trainer {
   void SaveIfDue(bool requested);
   void SaveNow(bool must_succeed, bool final);
   void AwaitSave();  // Waits for the save in progress, if any.
-  // The same, for a run that ends with an error that all ranks agree on.
+  // Waits for the save in progress, in a run that ends with an error that all ranks agree on.
   void AwaitSaveOfEnd();
   // `end` waits for the end of a save.
   void EndSave(bool must_succeed, const std::function<BackgroundSave::Report()>& end);
@@ -115,8 +114,8 @@ class Trainer {
   ExitCode Finish();
   ExitCode Train();
   void LogSamples(const StepResult& result);
-  // Whether the arrays of the arena are those of a checkpoint. If not, they are
-  // copied: from a GPU, and if frozen parameters have no states.
+  // Returns true if the arrays of the arena are those of a checkpoint. If not, they are copied:
+  // from a GPU, and if frozen parameters have no states.
   bool arena_is_stored() const { return !device_.is_cuda() && !arena_->layout().has_frozen(); }
   ckpt::ArenaView InPlaceArena();
   void FinishLoad();

@@ -35,7 +35,7 @@ bool IsMatrixOfLayer(const model::LanguageModel& model, int param) {
          layer >= 0 && layer < model.config().num_layers;
 }
 
-// The names of matrices of the first layer that has any, for messages.
+// Returns the names of matrices of the first layer that has any, for messages.
 std::string MatricesOfOneLayer(const model::LanguageModel& model) {
   std::vector<std::string> names;
   int64_t layer = -1;

@@ -55,7 +55,8 @@ class Lora {
   Lora(const Lora&) = delete;
   Lora& operator=(const Lora&) = delete;
 
-  // A and B of each target, named like the target's weight with the endings kLoraA and kLoraB.
+  // Returns A and B of each target. Their names are the name of the target's weight plus kLoraA or
+  // kLoraB.
   model::ParameterSet& parameters() { return parameters_; }
   // Allocates the model's weights and binds them. The memory has the order of a ParameterLayout, so
   // that products of neighbouring weights are joined as in ordinary training.

@@ -40,7 +40,7 @@ struct Cluster {
   // trees as well for all-reduces, of consecutive ranks. Operations of the group "control" are
   // messages between hosts. The ranks of a group "replica" are one of each shard group.
   double Seconds(const dist::RehearsedOperation& operation) const;
-  // The costs that choose the exchange strategy of sp ranks that share rows.
+  // Returns the costs that choose the exchange strategy of sp ranks that share rows.
   ops::ExchangeCost RowCost(int sp) const;
   // Returns the allowed numbers of ranks per row. They are on one node, or are all ranks of several
   // nodes.

@@ -79,7 +79,8 @@ class ArenaPlan {
     const double over_groups = shards_ < slices_ ? 1 / shards_ : 0;
     return 4 * std::min(trained_, largest_bucket()) * (1 + over_groups);
   }
-  // Bytes of main weights and states, of which a checkpoint has `saved` bytes per parameter.
+  // Returns the bytes of main weights and states, of which a checkpoint has `saved` bytes per
+  // parameter.
   double MainAndStates(double saved) const {
     if (slices_ == 1) return (saved - 4) * trained_ + 4 * parameters_;
     const double sliced = bf16_ ? parameters_ : in_units_;  // of the main weights
@@ -90,7 +91,7 @@ class ArenaPlan {
     if (bf16_) return 2 * (parallel_.zero_stage < 3 ? parameters_ : of_copy_ - in_units_ + held);
     return slices_ == shards_ ? 0 : 4 * held;
   }
-  // Bytes of the slots of units: those of blocks, and one for embedding and head.
+  // Returns the bytes of the slots of units: those of blocks, and one for embedding and head.
   double Gathered() const {
     const double edges = std::max(units_.front(), units_.back());
     double block = 0;
@@ -107,8 +108,8 @@ class ArenaPlan {
   double parameters_ = 0, trained_ = 0, largest_tensor_ = 0, of_copy_ = 0, in_units_ = 0;
 };
 
-// The values that a rank stages, and with ZeRO also those that it receives, of at most three
-// batches. A batch has at least one matrix.
+// Returns the bytes of the values that a rank stages, and with ZeRO also of those that it receives,
+// of at most three batches. A batch has at least one matrix.
 double MatrixBufferBytes(const RunConfig& config, const model::LanguageModel& model,
                          int world_size) {
   const auto optimizer = config.optimizer.algorithm.Make(config.optimizer.adamw);

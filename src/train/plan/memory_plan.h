@@ -46,7 +46,7 @@ struct MemoryPlan {
   }
   double pinned_staging = 0;  // Host memory of background saves from a GPU. Not part of total().
 };
-// A plan for a GPU is for the first GPU of this process, or for an H100 if there is none.
+// A plan for a GPU uses the limits of the first GPU of this process, or of an H100 if it has none.
 MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model, int world_size);
 MemoryPlan PlanMemory(const RunConfig& config, const model::LanguageModel& model, int world_size,
                       const kernels::DeviceLimits& gpu);
@@ -75,8 +75,8 @@ std::string MemoryVerdict(const RunConfig& config, const model::LanguageModel& m
 void RequireMemory(const RunConfig& config, const model::LanguageModel& model,
                    const PlanTarget& target, int rank);
 
-// Number of input tokens of all steps. Without an order in the target, every step counts as a whole
-// one.
+// Returns the number of input tokens of all steps. Without an order in the target, every step
+// counts as a whole one.
 int64_t TokensOfRun(const RunConfig& config, const PlanTarget& target);
 
 // Returns the cost of a recipe on the current ranks, without running it, for `train --dry-run`:

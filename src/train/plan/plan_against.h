@@ -30,7 +30,7 @@ struct ComparedValue {
   double planned = 0, measured = 0;
 };
 std::vector<ComparedValue> Compare(const ClusterPlan& plan, const MeasuredStep& measured);
-// A table. The error is that of the plan, relative to the measured value.
+// Returns a table. An error is (planned - measured) / measured.
 std::string ComparisonText(const ClusterPlan& plan, const MeasuredStep& measured);
 nlohmann::ordered_json ComparisonJson(const ClusterPlan& plan, const MeasuredStep& measured);
 

@@ -20,7 +20,7 @@
 namespace halflife::train {
 namespace {
 
-// The elements of a head's state [K, V], if that is the layer's first state, or 0.
+// Returns the elements of a head's state [K, V], if that is the layer's first state, or 0.
 int64_t StateElements(const model::LanguageModel& model, int64_t layer) {
   const std::vector<model::StateTensor> state = model.block(layer).mixer().traits().state;
   if (state.empty() || state[0].shape.size() != 3) return 0;

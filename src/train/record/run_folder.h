@@ -71,8 +71,8 @@ class RunFolder {
   std::optional<ckpt::RunLock> lock_;  // Rank 0.
 };
 
-// The first rank that fails creates abort/FIRST with its cause. The other ranks report that cause
-// instead of their own error, which is a consequence of it. Returns the line to log.
+// Creates abort/FIRST with the cause if this rank is the first that fails. The other ranks report
+// that cause instead of their own error, which is a consequence of it. Returns the line to log.
 std::string RecordAbort(const std::filesystem::path& run_dir, int rank, const std::string& cause,
                         bool is_consequence);
 

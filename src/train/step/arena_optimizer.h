@@ -22,9 +22,9 @@
 
 namespace halflife::train {
 
-// The factor d of the average of the weights in update `num_updates` (>= 1):
-// average = d average + (1 - d) w. At most (1 + t) / (10 + t) for update t, so that the initial
-// weights do not dominate short runs.
+// Returns the factor d of the average of the weights in update t = `num_updates` >= 1: average = d
+// average + (1 - d) w. d is at most (1 + t) / (10 + t), so that the initial weights do not dominate
+// short runs.
 double AverageDecay(double ema_decay, uint64_t num_updates);
 
 class ArenaOptimizer {
@@ -40,7 +40,7 @@ class ArenaOptimizer {
   // the optimizer updates whole matrices.
   void Update(double lr, double grad_factor, uint64_t num_updates);
 
-  // Seconds that the host has waited for matrices since the last call of this function.
+  // Returns the seconds that the host has waited for matrices since the last call of this function.
   double TakeWaitSeconds() { return exchange_ ? exchange_->TakeWaitSeconds() : 0; }
 
  private:
@@ -57,8 +57,9 @@ class ArenaOptimizer {
   std::optional<MatrixExchange> exchange_;  // if the optimizer has a rule for matrices
 };
 
-// The exchange of an arena's matrices for an optimizer's rule. Frozen parameters have no matrices.
-// `ranks` as in ArenaOptimizer. `kind`: the device of the run, which a plan's arena does not know.
+// Makes the exchange of an arena's matrices for an optimizer's rule. Frozen parameters have no
+// matrices. `ranks`: as in ArenaOptimizer. `kind`: the device of the run, which a plan's arena does
+// not know.
 MatrixExchange MakeMatrixExchange(ParameterArena& arena, const std::vector<ParameterRule>& rules,
                                   const optim::MatrixRule& rule, dist::Communicator* ranks,
                                   Device::Kind kind);

@@ -54,7 +54,7 @@ at::Tensor GradientShares::HeldRange(int bucket) const {
   return arena_.grads().narrow(0, place, range.count);
 }
 
-// The slice that this rank updates, within the range that it holds.
+// Returns the slice that this rank updates, within the range that it holds.
 at::Tensor GradientShares::UpdatedPart(int bucket, const at::Tensor& range) const {
   const dist::Bucket& of = arena_.layout().buckets()[bucket];
   const auto held = groups_.HeldOf(arena_.layout(), of),

@@ -26,7 +26,7 @@ class GradientShares final : private dist::ShareMemory {
   // The first micro-batch overwrites the gradients. After the last one, this rank's slice has the
   // sum over all ranks. Sums over ranks follow the work on LibTorch's current stream.
   void BeginMicroBatch(bool first, bool last);
-  // The buffer for the gradient of a parameter in this micro-batch, in its shape.
+  // Returns the buffer for the gradient of a parameter in this micro-batch, in its shape.
   at::Tensor Slot(int param);
   // See ShareReducer. The gradient is in the slot of this parameter.
   void MarkReady(int param) { reducer_.MarkReady(param); }

@@ -93,7 +93,7 @@ class GradientSync {
   // Waits for the sums over ranks.
   void Finish();
 
-  // Seconds that the host waited for sums over ranks since the last call.
+  // Returns the seconds that the host waited for sums over ranks since the last call.
   double TakeWaitSeconds();
 
   // For rehearsals without autograd: the gradient of a parameter has been computed.

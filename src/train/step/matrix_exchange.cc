@@ -22,7 +22,7 @@ int64_t Total(const std::vector<int64_t>& counts) {
   return std::accumulate(counts.begin(), counts.end(), int64_t{});
 }
 
-// The indices of the matrices, the most expensive first.
+// Returns the indices of the matrices, the most expensive first.
 std::vector<int> ByCost(const std::vector<double>& costs) {
   std::vector<int> order(costs.size());
   std::iota(order.begin(), order.end(), 0);

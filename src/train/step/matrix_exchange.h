@@ -36,8 +36,9 @@ struct WholeMatrix {
   int64_t count() const { return rows * columns; }
 };
 
-// The matrices of all parameters, in the order of parameters: their parts, or with `per_head` the
-// heads of these parts. A head of one row is a vector, so such parts stay whole.
+// Returns the matrices of all parameters, in the order of parameters: their parts, or with
+// `per_head` the heads of these parts. Parts whose heads have one row stay whole, because such a
+// head is a vector.
 std::vector<WholeMatrix> FindMatrices(const dist::ParameterLayout& layout, bool per_head);
 
 // Elements of a matrix that a rank holds. The fragment lies within the matrix.
@@ -96,11 +97,11 @@ class MatrixExchange {
   // Everything runs on the current stream.
   void Run(const Steps& steps);
 
-  // Seconds that the host has waited since the last call of this function.
+  // Returns the seconds that the host has waited since the last call.
   double TakeWaitSeconds() { return std::exchange(wait_seconds_, 0); }
 
   int64_t buffer_bytes() const;
-  // The matrices that this rank transforms, by batch.
+  // Returns the matrices that this rank transforms, by batch.
   std::vector<WholeMatrix> owned() const;
 
  private:

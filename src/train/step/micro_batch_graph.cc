@@ -15,15 +15,17 @@ namespace {
 // With more documents, the unused entries of a chunk table would cost more than launches do.
 constexpr int64_t kMaxStartsOfRow = 64;
 constexpr int64_t kMinStarts = 16;
-// So many micro-batches may be kept in a row without a replay. To keep one has a cost of its own.
+// After this many consecutive micro-batches without a replay, no further one is kept, because
+// keeping one has a cost.
 constexpr int kMaxKept = 8;
 
-// The number of documents that start within a row.
+// Returns the number of documents that start within a row.
 int64_t NumStarts(const eval::BatchTensors& batch) {
   return static_cast<int64_t>(batch.slice.document_starts.size()) - batch.slice.batch;
 }
 
-// A quarter more than now, because other micro-batches have other numbers.
+// Returns the number of starts to allocate: a quarter more than now, because other micro-batches
+// have more documents.
 int64_t RoomFor(int64_t starts, int64_t batch) {
   const auto wanted = static_cast<uint64_t>(std::max(kMinStarts, starts + starts / 4));
   return std::min(static_cast<int64_t>(std::bit_ceil(wanted)), kMaxStartsOfRow * batch);

@@ -71,7 +71,7 @@ class ParameterArena {
     bool trained;  // has no elements of frozen buckets
   };
   std::vector<StoredArray> stored_arrays();
-  // True if this rank updates only its slices, false if it updates everything.
+  // Returns true if this rank updates only its slices, false if it updates everything.
   bool sliced() const { return config_.zero_stage > 0; }
   int slice() const { return config_.slice; }
   // In the order of parameters.
@@ -80,7 +80,8 @@ class ParameterArena {
   // [num_compute_elements], indexed like main. With stage 3, only the part of the units that this
   // rank holds, followed by the parameters of no unit.
   const at::Tensor& compute_copy() const { return copy_; }
-  // Whether the optimizer writes the copy. If not, RefreshComputeCopy() does after an update.
+  // Returns true if the optimizer writes the copy. If not, RefreshComputeCopy() does after an
+  // update.
   bool optimizer_writes_copy() const { return copy_.defined() && !units_; }
   // With stage 3: the memory of gathered weights, and what gathers them, with the communicators of
   // UnitGather::Parts.

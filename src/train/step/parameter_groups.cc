@@ -12,7 +12,7 @@
 namespace halflife::train {
 namespace {
 
-// The expression without its special characters.
+// Returns the expression without its special characters.
 std::string Literal(const std::string& match) {
   std::string text;
   for (const char c : match)
@@ -20,7 +20,7 @@ std::string Literal(const std::string& match) {
   return text;
 }
 
-// The number of edits that map `text` to the nearest run of dotted parts of the name.
+// Returns the number of edits that map `text` to the nearest run of dotted parts of the name.
 int Distance(const std::string& text, const std::string& name) {
   std::vector<std::string> parts;
   std::istringstream stream(name);

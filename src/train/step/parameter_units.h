@@ -20,8 +20,9 @@
 
 namespace halflife::train {
 
-// The unit of each parameter, 1 + its layer, or -1 for parameters that every rank holds as a whole:
-// tables that several layers read (a tied embedding, shared bounds) and those of positions.
+// Returns the unit of each parameter, 1 + its layer, or -1 for parameters that every rank holds as
+// a whole: tables that several layers read (a tied embedding, shared bounds) and those of
+// positions.
 std::vector<int> UnitsOf(const model::LanguageModel& model);
 
 class ParameterUnits final : public dist::UnitMemory {
@@ -40,7 +41,7 @@ class ParameterUnits final : public dist::UnitMemory {
   int64_t end() const { return end_; }
   const std::vector<int>& buckets_of(int unit) const override { return units_[unit].buckets; }
   bool has(int param) const;
-  // The parameter as a view of its unit's storage, in its shape.
+  // Returns the parameter as a view of its unit's storage, in its shape.
   at::Tensor View(int param) const;
 
   void Place(int unit, int slot) override;

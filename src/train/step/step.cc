@@ -26,7 +26,7 @@ namespace halflife::train {
 
 namespace {
 
-// The parameters of each layer, by LanguageModel::LayerOf + 1.
+// Returns the parameters of each layer, by LanguageModel::LayerOf + 1.
 std::vector<std::vector<int>> ParamsOfLayers(const model::LanguageModel& model) {
   std::vector<std::vector<int>> layers(model.config().num_layers + 2);
   for (int param = 0; param < model.parameters().size(); ++param)
@@ -101,8 +101,8 @@ StepRunner::StepRunner(const RunConfig& config, model::LanguageModel& model, Par
 
 StepRunner::~StepRunner() { model_.SetAwaitLayer({}); }
 
-// The fragments that this rank updates, by their index in arena.grads(). Gradients of frozen
-// parameters do not count.
+// Returns the fragments that this rank updates, by their index in arena.grads(). Gradients of
+// frozen parameters do not count.
 std::vector<dist::Fragment> StepRunner::OwnGradients() const {
   std::vector<dist::Fragment> own = arena_.updated_fragments();
   const std::vector<ParameterRule> rules = RulesOf(config_.optimizer, arena_.layout().specs());
@@ -341,7 +341,7 @@ void StepRunner::Reduce(int64_t step, StepResult& result) {
   }
 }
 
-// The groups that streams wait for.
+// Returns the groups that streams wait for.
 std::vector<dist::Communicator*> StepRunner::StreamGroups() {
   std::vector<dist::Communicator*> groups = {&context_.world(),     groups_.shard.get(),
                                              groups_.replica.get(), groups_.units.get(),

@@ -85,7 +85,7 @@ class StepRunner {
   StepResult Run(int64_t step, uint64_t& num_updates, const StepScalars& flags,
                  const std::function<void()>& before_update = nullptr);
 
-  // A step with a larger loss, which all ranks have, is skipped.
+  // Sets the largest loss of a step that is not skipped. All ranks use the same loss.
   void set_largest_loss(double loss) { largest_loss_ = loss; }
 
   // Makes the run train on pairs: `reference` has the scores of the training split by the initial
@@ -107,9 +107,9 @@ class StepRunner {
   void AwaitParameters();
   // Layers in ascending order.
   void AwaitLayer(int64_t layer);
-  // Number of micro-batches that were replayed, with train.cuda_graphs.
+  // Returns the number of micro-batches that were replayed, with train.cuda_graphs.
   int64_t num_replays() const { return graph_ ? graph_->num_replays() : 0; }
-  // The ranks that share this rank's rows; null if none do.
+  // Returns the ranks that share this rank's rows; null if none do.
   const model::SequenceParallel* parallel() const {
     return rows_.parallel ? &*rows_.parallel : nullptr;
   }
