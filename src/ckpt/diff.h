@@ -40,7 +40,7 @@ struct DiffOptions {
   std::vector<std::string> arrays;  // empty: all of both steps
   bool stop_at_first = false;       // end with the first tensor that differs
 };
-// Error kUsage for an array that neither step has.
+// Throws Error kUsage for an array that neither step has.
 StepDifference DiffSteps(const StepReader& a, const StepReader& b, const DiffOptions& options);
 
 }  // namespace halflife::ckpt

@@ -38,7 +38,8 @@ struct FileInfo {
 //   RUN, RUN/ckpt            the newest published step of the run
 //   RUN@latest, RUN@1200     the newest published step, or the one of that number
 //   RUN@best                 what FindBestStep finds, which is logged with its measure
-// An existing path is never split at its '@'. Error kNoUsableCheckpoint says what was looked for.
+// An existing path is never split at its '@'. Throws Error kNoUsableCheckpoint if there is no such
+// step.
 std::filesystem::path FindStep(const std::filesystem::path& path);
 
 struct BestStep {

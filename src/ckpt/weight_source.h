@@ -28,8 +28,8 @@ class WeightSource {
   virtual void ReadRange(const std::string& name, int64_t begin, int64_t end, float* out) const = 0;
 };
 
-// Returns the array that `--weights main` or `--weights ema` names. Error kUsage if the step does
-// not have it.
+// Returns the array that `--weights main` or `--weights ema` names. Throws Error kUsage if the step
+// does not have it.
 inline std::string WeightsArray(const StepReader& step, const std::string& choice) {
   if (choice != "ema") return kMainArray;
   HL_CHECK_AS(ExitCode::kUsage, step.manifest().FindArray(kAverageArray) != nullptr,
