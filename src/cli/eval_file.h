@@ -36,8 +36,8 @@ class EvalFile {
  public:
   using Json = nlohmann::ordered_json;
 
-  // Reads the rows of an existing JSON file that is not standard output. Error kUsage if it is not
-  // such a file, or has rows of other facts. Writes nothing yet. `columns` are borrowed.
+  // Reads the rows of an existing JSON file that is not standard output. Throws Error kUsage if it
+  // is not such a file, or has rows of other facts. Writes nothing yet. `columns` are borrowed.
   EvalFile(EvalPaths paths, const Json& facts, std::span<const CsvColumn> columns);
   ~EvalFile();
 

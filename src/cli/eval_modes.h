@@ -14,8 +14,8 @@ namespace halflife::cli {
 // `halflife eval --lengths`: tables of loss by the length of the text.
 //
 // Prints the table and writes the files that the options name. With --out, existing rows of the
-// file are not scored again, and each row is written when it is known. Error kUsage if the file has
-// rows of other weights, texts or cuts. Collective. `tokens_fact` identifies the text.
+// file are not scored again, and each row is written when it is known. Throws Error kUsage if the
+// file has rows of other weights, texts or cuts. Collective. `tokens_fact` identifies the text.
 ExitCode EvaluateLengths(const EvalOptions& options, const infer::LoadedModel& loaded,
                          const data::TokenView& tokens, const SharedFact& tokens_fact,
                          dist::RankContext& context);
@@ -29,8 +29,8 @@ ExitCode ExplainWindows(const EvalOptions& options, const infer::LoadedModel& lo
 
 // `halflife eval --retrieval`: needles in a haystack, by depth and length.
 //
-// Like EvaluateLengths, with a row for each method, length and depth. Error kUsage if the model
-// gives no answers, or if a length or the vocabulary is too small for the hidden information.
+// Like EvaluateLengths, with a row for each method, length and depth. Throws Error kUsage if the
+// model gives no answers, or if a length or the vocabulary is too small for the hidden information.
 ExitCode EvaluateRetrieval(const EvalOptions& options, const infer::LoadedModel& loaded,
                            const data::TokenView& tokens, const SharedFact& tokens_fact,
                            dist::RankContext& context);

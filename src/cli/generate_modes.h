@@ -16,12 +16,12 @@ namespace halflife::cli {
 // The conversations of `halflife generate --chat` as prompts.
 class ChatPrompts {
  public:
-  // Borrows the tokenizer. Error kUsage for an unknown template.
+  // Borrows the tokenizer. Throws Error kUsage for an unknown template.
   ChatPrompts(const GenerateOptions& options, const data::Tokenizer& tokenizer);
 
   // Returns the ids of a conversation up to the beginning of the assistant's turn. The system
-  // message of the options comes first, unless there is one. Error kData, with `place` in front of
-  // the message, for messages that the template does not allow.
+  // message of the options comes first, unless there is one. Throws Error kData, with `place` in
+  // front of the message, for messages that the template does not allow.
   std::vector<int32_t> Encode(std::vector<data::ChatMessage> messages,
                               const std::string& place) const;
   const data::EndOfTurn& end() const { return end_; }
@@ -36,8 +36,8 @@ class ChatPrompts {
 // `halflife generate --prompts`: continues every prompt of a file, several at a time.
 //
 // Writes one JSON line per prompt to standard output, in the order of the file. A failed text has
-// `error` instead of `text`, does not stop the others, and makes the exit code kNonFinite. Error
-// kData for a line that is no prompt.
+// `error` instead of `text`, does not stop the others, and makes the exit code kNonFinite. Throws
+// Error kData for a line that is no prompt.
 ExitCode GenerateFromFile(const GenerateOptions& options, const infer::LoadedModel& loaded,
                           const data::Tokenizer& tokenizer);
 

@@ -25,14 +25,14 @@ namespace halflife::cli {
 struct SharedFact {
   std::string name, value, words;
 };
-// Collective, with the same names on every rank. Error kUsage with each fact in which a rank
+// Collective, with the same names on every rank. Throws Error kUsage with each fact in which a rank
 // differs from rank 0.
 void RequireAlike(dist::RankContext& context, const std::vector<SharedFact>& facts);
 
 // Returns the type of the computation. `precision` is that of ComputeOptions.
 at::ScalarType ComputeTypeOn(const Device& device, const std::string& precision);
-// Returns the placement of this rank of a machine, and makes its GPU current for this thread. Error
-// kEnvironment if a GPU is requested but missing.
+// Returns the placement of this rank of a machine, and makes its GPU current for this thread.
+// Throws Error kEnvironment if a GPU is requested but missing.
 infer::Placement PlacementOf(const ComputeOptions& compute, int local_rank = 0);
 // `tokenizer` is an argument of data::OpenTokenizer. Empty: the model's own. `weights` is that of
 // infer::LoadModel.

@@ -18,7 +18,7 @@ std::string PartsText(const nlohmann::ordered_json& parts);
 // - state (of mixers): a list of {name, shape, dtype, grows, bytes} of one row; where it grows, the
 //   shape has "tokens" and the bytes are a token's; dtype "compute" is counted as fp32;
 // - options: a list of {name, type, default, meaning, choices}.
-// Error kUsage for an unknown name, with similar names.
+// Throws Error kUsage for an unknown name, with similar names.
 nlohmann::ordered_json DescribePart(const std::string& name);
 std::string PartText(const nlohmann::ordered_json& part);
 

@@ -59,7 +59,8 @@ void RequireSameDevice(Device device, dist::RankContext& context) {
 
 // Sets up this process before a Trainer is created: log file, flight record, device, LibTorch's
 // threads and the heap. Collective. Returns the device to train on, which `context` communicates
-// from. Error kEnvironment if it is missing, or if ranks would use devices of different kinds.
+// from. Throws Error kEnvironment if it is missing, or if ranks would use devices of different
+// kinds.
 Device PrepareTrainProcess(const train::RunConfig& config, const train::RunFolder& folder,
                            dist::RankContext& context) {
   const Device device = train::ChooseDevice(config.train.device, context.local_rank());

@@ -23,15 +23,16 @@ namespace halflife::cli {
 //   if (const auto code = ParseCommandLine(argc, argv, request)) return static_cast<int>(*code);
 //
 // Returns nullopt if the program should run `request`. Returns an exit code if help or the version
-// was printed. Error kUsage for unknown words, with similar ones, and for invalid values or
+// was printed. Throws Error kUsage for unknown words, with similar ones, and for invalid values or
 // combinations, with the valid ones.
 std::optional<ExitCode> ParseCommandLine(int argc, char** argv, Request& request);
 
 // Parsing sets `request`, which must outlive the result.
 std::unique_ptr<CLI::App> MakeProgram(Request& request);
 
-// Error kUsage for the first word that is not a subcommand, or not an option of the preceding one,
-// with similar words. CLI11 itself would report only what is missing because of that word.
+// Throws Error kUsage for the first word that is not a subcommand, or not an option of the
+// preceding one, with similar words. CLI11 itself would report only what is missing because of that
+// word.
 void CheckWords(const CLI::App& app, const std::vector<std::string>& words);
 
 // Returns the candidates for the last word: lines "word<TAB>description", or one line
@@ -47,7 +48,7 @@ std::string CompletionCandidates(const CLI::App& program, const std::vector<std:
 //     Refuse(*program, error);
 //   }
 //
-// Error kUsage. `program` threw `error` while parsing, and still has the values read so far.
+// Throws Error kUsage. `program` threw `error` while parsing, and still has the values read so far.
 [[noreturn]] void Refuse(const CLI::App& program, const CLI::ParseError& error);
 
 //   return EndOutput(Run(options));

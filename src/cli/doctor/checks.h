@@ -113,7 +113,7 @@ struct DiskSpeed {
 };
 // Writes at most `max_bytes` for at most `max_seconds` (excluding the fsync of the last 16 MiB) to
 // a new file in `folder`, renames it, fsyncs the folder, and deletes the file, even after a
-// failure. Error kEnvironment names the step that failed.
+// failure. Throws Error kEnvironment with the operation that failed.
 DiskSpeed MeasureDisk(const std::filesystem::path& folder, uint64_t max_bytes, double max_seconds);
 
 // Returns `path` or the nearest existing folder above it.

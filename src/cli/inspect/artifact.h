@@ -25,7 +25,7 @@ struct Artifact {
 
 // Returns the rows in the order in which they are tried.
 std::span<const Artifact> Artifacts();
-// Error kUsage, with all forms, for a path that does not exist or that no row recognises.
+// Throws Error kUsage, with all forms, for a path that does not exist or that no row recognises.
 const Artifact& Recognise(const std::filesystem::path& path);
 
 nlohmann::ordered_json Describe(const std::filesystem::path& path);
@@ -33,7 +33,7 @@ std::string Text(const std::filesystem::path& path);
 
 // samples.cc
 // Returns the first `count` training rows of a dataset, a recipe or a run, in the order of
-// training, decoded and with their labels: {"samples": [...]}. Error kUsage for other paths.
+// training, decoded and with their labels: {"samples": [...]}. Throws Error kUsage for other paths.
 nlohmann::ordered_json DescribeSamples(const std::filesystem::path& path, int64_t count);
 std::string SamplesText(const std::filesystem::path& path, int64_t count);
 
