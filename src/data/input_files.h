@@ -44,7 +44,7 @@ void RequireApart(const InputFiles& training, const InputFiles& held_out, const 
 uint64_t DiskBytes(const InputFiles& inputs);
 
 // One file of plain text with any name. It is decompressed if the name ends in .gz or .zst. Throws
-// Error kData for .jsonl and for anything that is not a regular file.
+// Throws Error kData for .jsonl and for anything that is not a regular file.
 InputFile PlainTextFile(const std::filesystem::path& path);
 
 // The text of an input file, decompressed while it is read. The file is plain, gzip (with one or

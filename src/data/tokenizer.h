@@ -30,8 +30,8 @@ namespace halflife::data {
 using ChatTemplates = std::map<std::string, std::string>;  // source by name
 
 // Reads the files above. Without any, reads `chat_template` of tokenizer_config.json, which is a
-// template or a list of named ones. Error kData for a `chat_template` of another form, a name that
-// is not usable as a file name, or a template of more than 16 MiB.
+// template or a list of named ones. Throws Error kData for a `chat_template` of another form, a
+// name that is not usable as a file name, or a template of more than 16 MiB.
 ChatTemplates ReadChatTemplates(const std::filesystem::path& folder);
 
 // `folder` must exist. Throws Error kData on failure.
