@@ -104,7 +104,7 @@ std::unique_ptr<Communicator> Split(Communicator& world, const ProcessGroup& gro
                                     GroupRole role = GroupRole::kGradients);
 
 // Requires that the ranks of a row either are on one host or are all ranks of several hosts. Throws
-// Error kUsage, naming two ranks that violate this. Collective over `control`.
+// Throws Error kUsage, naming two ranks that violate this. Collective over `control`.
 void RequireRowsOnWholeHosts(Communicator& control, const std::string& host, const DataMesh& mesh);
 
 }  // namespace halflife::dist

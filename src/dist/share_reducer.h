@@ -41,8 +41,8 @@ class ShareReducer {
   // Call when the parameter's gradient is complete. A second call in the same micro-batch throws an
   // Error that names the parameter.
   void MarkReady(int param);
-  // Waits until the ranges hold the sums; on a GPU, only the producer waits. Error kInternal names
-  // parameters without a gradient.
+  // Waits until the ranges hold the sums; on a GPU, only the producer waits. Throws Error kInternal
+  // with the names of parameters without a gradient.
   void FinishMicroBatch();
 
   int bucket_of(int param) const { return progress_.bucket_of(param); }
