@@ -67,7 +67,7 @@ std::vector<OptimizerKind> OptimizerKinds();
 class OptimizerChoice {
  public:
   OptimizerChoice() : OptimizerChoice("adamw") {}
-  // With the default config. Error kUsage for an unknown name.
+  // With the default config. Throws Error kUsage for an unknown name.
   explicit OptimizerChoice(std::string_view name);
   OptimizerChoice(const OptimizerChoice& other);
   OptimizerChoice& operator=(const OptimizerChoice& other);
