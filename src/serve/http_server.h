@@ -91,7 +91,7 @@ class HttpServer : private httplib::Server {
   void Get(const std::string& path, const HttpHandler& handler);
   // Reads the body, which must be JSON by its Content-Type.
   void Post(const std::string& path, const HttpHandler& handler);
-  // Returns the port. 0: any. Error kEnvironment if it is not free.
+  // Returns the port. 0: any. Throws Error kEnvironment if it is not free.
   int Bind(const std::string& host, int port);
   // Serves until Stop() was called and all running requests are answered.
   void Listen();

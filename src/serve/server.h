@@ -23,7 +23,7 @@ class Server {
          data::ChatTemplate chat, const ServerConfig& config);
   ~Server();
 
-  // Returns the port; 0 chooses one. Error kEnvironment if it is not free.
+  // Returns the port; 0 chooses one. Throws Error kEnvironment if it is not free.
   int Bind(const std::string& host, int port);
   // Answers requests. Once `stop` returns true (it is called several times per second), new
   // requests are refused, running ones have drain_seconds, and Run returns. Computes on this
