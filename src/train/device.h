@@ -16,7 +16,7 @@ namespace halflife::train {
 // Returns the number of GPUs that this process sees. 0 in a build without CUDA.
 int NumGpus();
 
-// Parses "auto", "cpu" or "cuda". `asked_by` is the name of the setting, for errors. Error
+// Parses "auto", "cpu" or "cuda". `asked_by` is the name of the setting, for errors. Throws Error
 // kEnvironment if CUDA is requested but not compiled in or not available.
 Device ChooseDevice(const std::string& name, int local_rank, const char* asked_by = "train.device");
 // Must be called before any computation. Makes a GPU the current device of this thread, and selects

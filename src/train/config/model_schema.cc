@@ -14,7 +14,7 @@ namespace {
 namespace pb = google::protobuf;
 using Type = pb::FieldDescriptor::CppType;
 
-// Error kInternal if the message has no field of that name.
+// Throws Error kInternal if the message has no field of that name.
 const pb::FieldDescriptor& FieldOf(const pb::Descriptor& message, const std::string& name) {
   const pb::FieldDescriptor* field = message.FindFieldByName(name);
   HL_CHECK(field != nullptr, "the schema's ", message.name(), " has no field ", name);

@@ -13,8 +13,8 @@
 namespace halflife::train {
 
 dist::DataMesh MeshOf(const RunConfig& config, int rank, int world_size);
-// Decides what parallel.shard auto and node mean on these machines. Error kUsage if `node` is not
-// possible.
+// Decides what parallel.shard auto and node mean on these machines. Throws Error kUsage if `node`
+// is not possible.
 void ResolveShard(RunConfig& config, int world_size, int ranks_of_node, bool on_gpu);
 // Returns the number of groups of ranks with rows of their own (data-parallel groups).
 int NumRowGroups(const RunConfig& config, int world_size);
@@ -36,7 +36,7 @@ std::string PrecisionWarning(const RunConfig& config, bool on_gpu);
 // run validates only the sets of eval.set. A blend has no unnamed validation set: false.
 bool HasValidationSplit(const RunConfig& config, const data::DatasetInfo& dataset);
 
-// Error kUsage in these cases:
+// Throws Error kUsage in these cases:
 // - Rows of data.seq_len are longer than the model supports.
 // - The model does not use the position ids of data.positions.
 // - Rows hold several documents, states are reset at each, and a layer supports only one document
@@ -50,17 +50,17 @@ void RequireRows(const RunConfig& config, const model::LanguageModel& model,
 
 // Checks the dataset against the recipe: RequireRows, a vocabulary within the model's, at least one
 // whole row in the split of eval.split if it exists, at least one whole step in the training split,
-// and the labels that the objective and train.preference need. Error kUsage or kData.
+// and the labels that the objective and train.preference need. Throws Error kUsage or kData.
 void RequireDataset(const RunConfig& config, const model::LanguageModel& model,
                     const data::Dataset& dataset);
 
-// Error kUsage for parallel.slices on a GPU, where NCCL determines the order of sums.
+// Throws Error kUsage for parallel.slices on a GPU, where NCCL determines the order of sums.
 void RequireSlicesOn(Device device, const RunConfig& config);
 
 // Completes a recipe for a plan, which does not need a dataset (null). The vocabulary is the
 // recipe's, otherwise the dataset's, otherwise 32,000, a common size in published models. Returns
-// true if it had to be assumed. Error kUsage for invalid values (Validate, for world_size ranks or
-// as many as a row needs).
+// true if it had to be assumed. Throws Error kUsage for invalid values (Validate, for world_size
+// ranks or as many as a row needs).
 bool CompleteForPlan(RunConfig& config, const data::DatasetInfo* dataset, int world_size);
 // How to replace an assumed vocabulary.
 inline constexpr char kAnotherVocabulary[] = "--set model.vocab_size=N for another, 259 for bytes";
@@ -79,8 +79,8 @@ std::optional<data::DatasetInfo> FindTrainingInfo(const RunConfig& config);
 // Returns the order of the samples of the training split.
 data::SampleOrder OrderOf(const RunConfig& config, const data::DatasetInfo& dataset);
 
-// Sets train.steps from train.max_epochs, if that is set. Error kUsage if the training split does
-// not fill a single step.
+// Sets train.steps from train.max_epochs, if that is set. Throws Error kUsage if the training split
+// does not fill a single step.
 void ResolveSteps(RunConfig& config, const data::DatasetInfo& dataset);
 
 // Returns whether a validation is due after `num_steps` steps, by eval.every or eval.every_epochs.

@@ -27,7 +27,7 @@ void MergeRecipe(const std::string& text, const std::string& name,
 // - "model.mixer.gla.num_heads=4" sets an option of the chosen variant.
 // - A value that begins with a bracket is in text format and replaces the whole list or block:
 //   "model.hybrid=[]", "model.mixer={ gla { num_heads: 4 } }".
-// Error kUsage, with the correct form, if the path or the value does not exist.
+// Throws Error kUsage, with the correct form, if the path or the value does not exist.
 void ApplyOverride(const std::string& assignment, google::protobuf::Message& message);
 
 }  // namespace halflife::train

@@ -25,12 +25,12 @@ struct ValidationSet {
 
 class RunData {
  public:
-  // Opens all datasets of the recipe. Error kData if one cannot be opened.
+  // Opens all datasets of the recipe. Throws Error kData if one cannot be opened.
   explicit RunData(const RunConfig& config);
 
   // Checks the datasets against the recipe and the model, beyond Validate: RequireDataset for each
   // training dataset; and for all others the vocabulary, the tokenizer, the labels and the number
-  // of windows. Error kUsage or kData.
+  // of windows. Throws Error kUsage or kData.
   void Require(const RunConfig& config, const model::LanguageModel& model) const;
 
   // The dataset of data.path, or of the first source of a blend.
@@ -46,7 +46,7 @@ class RunData {
 
   // Returns the training rows as a stream. For a blend, `stored` (null: a new run) has the segments
   // before step `num_steps`, from a checkpoint. If the recipe's weights differ there, a new segment
-  // begins at this step. Error kUsage if the dataset of a source was exchanged.
+  // begins at this step. Throws Error kUsage if the dataset of a source was exchanged.
   std::unique_ptr<data::TokenSource> MakeSource(const RunConfig& config,
                                                 const data::TokenSourceConfig& source,
                                                 const ckpt::DataCursor* stored, int64_t num_steps);

@@ -18,9 +18,9 @@ namespace halflife::train {
 
 // Reacts to a step whose loss or gradient is not finite, or whose loss is a spike. Counts the
 // skipped update of `result`, the result of step `step` (1-based), and remembers losses for
-// LargestLoss. Error kNonFinite if train.on_nonfinite is 'stop' (not for a spike), or if more than
-// train.max_skips consecutive steps were skipped. With train.max_rollbacks, a spike is an error
-// only if RollbackIsDue after that many rollbacks.
+// LargestLoss. Throws Error kNonFinite if train.on_nonfinite is 'stop' (not for a spike), or if
+// more than train.max_skips consecutive steps were skipped. With train.max_rollbacks, a spike is an
+// error only if RollbackIsDue after that many rollbacks.
 void GuardNonFinite(const RunConfig& config, uint64_t step, const StepResult& result,
                     ckpt::GuardState& guard);
 
@@ -47,7 +47,7 @@ constexpr size_t kSpikeWindow = 128;
 double LargestLoss(const RunConfig& config, const ckpt::GuardState& guard);
 
 // Counts validations without a new best value of config.ckpt.validation_metric(), in `metrics` (of
-// the last validation), which checkpoints contain. Error kUsage if there is no such metric.
+// the last validation), which checkpoints contain. Throws Error kUsage if there is no such metric.
 void NotePatience(const RunConfig& config, std::map<std::string, double>& metrics);
 // Returns whether train.patience is used up.
 bool OutOfPatience(const RunConfig& config, const std::map<std::string, double>& metrics);
@@ -59,7 +59,7 @@ class TargetGuard {
  public:
   TargetGuard(const RunConfig& config, const data::SampleOrder& order);
 
-  // Records `result`, the result of step `step` (1-based). Error kData after most_in_a_row()
+  // Records `result`, the result of step `step` (1-based). Throws Error kData after most_in_a_row()
   // consecutive steps without a target.
   void NoteStep(int64_t step, const StepResult& result);
 

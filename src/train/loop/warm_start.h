@@ -23,8 +23,8 @@ struct WarmStartReport {
   int64_t num_elements = 0;                          // Elements that were read.
 };
 
-// Reads one rule per line, `pattern -> replacement`. '#' starts a comment. Error kUsage with the
-// line.
+// Reads one rule per line, `pattern -> replacement`. '#' starts a comment. Throws Error kUsage with
+// the line.
 std::vector<std::pair<std::string, std::string>> ReadRenames(const std::filesystem::path& file);
 
 // The values with which a model's parameters start: those of `source`, or their initial values.
@@ -32,8 +32,8 @@ class StartValues {
  public:
   using Initial =
       std::function<at::Tensor(int param)>;  // fp32 on the CPU, in the parameter's shape
-  // `source` is borrowed. Error kUsage lists every missing, unexpected and misshapen tensor, and
-  // names that a rule makes equal.
+  // `source` is borrowed. Throws Error kUsage that lists every missing,
+  // unexpected or misshapen tensor, and parameters to which a rule gives the same name.
   StartValues(const ckpt::WeightSource& source, const WarmStartRules& rules,
               std::vector<dist::ParamSpec> specs, Initial initial);
   // Returns whether the source has values of the parameter.
@@ -51,8 +51,7 @@ class StartValues {
 };
 
 // Fills the arena's main weights, which contain their initial values, from `source`, and updates
-// the compute copy. Error kUsage lists every missing, unexpected and misshapen tensor, and names
-// that a rule makes equal.
+// the compute copy. Throws the errors of StartValues.
 WarmStartReport WarmStart(const ckpt::WeightSource& source, const WarmStartRules& rules,
                           ParameterArena& arena);
 
@@ -63,8 +62,8 @@ WarmStartReport WarmStart(const ckpt::WeightSource& source, const WarmStartRules
 void WriteLoraBase(const std::filesystem::path& run, const std::vector<dist::ParamSpec>& specs,
                    const StartValues& values, const ckpt::StepState& state);
 // Copies the base of the run that contains `step` if `run` does not have that of `run_id`: a run
-// that continues another run's step. A base of another run is renamed. Error kNoUsableCheckpoint if
-// there is none to copy.
+// that continues another run's step. A base of another run is renamed. Throws Error
+// kNoUsableCheckpoint if there is none to copy.
 void CopyLoraBase(const std::filesystem::path& step, const std::filesystem::path& run,
                   const std::string& run_id);
 

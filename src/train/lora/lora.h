@@ -34,8 +34,9 @@
 namespace halflife::train {
 
 // Returns the indices of the adapted parameters: the matrices of layers whose whole name matches
-// options.targets. Without targets: all whose sides are longer than the rank. Error kUsage if there
-// is none, if the expression is invalid, or if a side of a match is not longer than the rank.
+// options.targets. Without targets: all whose sides are longer than the rank. Throws Error kUsage
+// if there is none, if the expression is invalid, or if a side of a match is not longer than the
+// rank.
 std::vector<int> LoraTargets(const LoraOptions& options, const model::LanguageModel& model);
 
 // Elements of the parameters of a run with LoRA.

@@ -57,11 +57,11 @@ struct PlanRequest {
 // Parses for example "nodes=128,gpus=8,sp=8,zero=1" or
 // "auto,nodes=4,gpus=8,device=h200,memory_gib=120". The keys are nodes, gpus, sp, zero, shard,
 // micro_batch, device (h100 h200 a100 cpu), links (a file, see cluster_links.h), peak_tflops,
-// efficiency, hbm_gbs, nvlink_gbs, network_gbs and memory_gib. GB/s are 1e9 bytes per second. Error
-// kUsage for an unknown key or an invalid value, with the allowed values.
+// efficiency, hbm_gbs, nvlink_gbs, network_gbs and memory_gib. GB/s are 1e9 bytes per second.
+// Throws Error kUsage for an unknown key or an invalid value, with the allowed values.
 PlanRequest ParsePlan(const std::string& text);
 
-// Returns the recipe for these machines. Error kUsage if sp is not one of RowSizes().
+// Returns the recipe for these machines. Throws Error kUsage if sp is not one of RowSizes().
 RunConfig ConfigFor(RunConfig config, const PlanRequest& request);
 
 }  // namespace halflife::train

@@ -14,7 +14,7 @@
 
 namespace halflife::train {
 
-// Sets the links of `cluster`. Error kUsage names the file, the key and the fix.
+// Sets the links of `cluster`. Throws Error kUsage with the file, the key and the fix.
 void ReadLinks(const std::filesystem::path& file, Cluster& cluster);
 
 }  // namespace halflife::train

@@ -95,8 +95,8 @@ struct FoundPlan {
 // with the most tokens per second among those that use at most kPlannedMemory of a rank's memory.
 // Ties go to the smallest values. For given sp and zero, the largest micro_batch that fits is the
 // fastest, because no cost in the model grows with it. The global batch does not change. `config`
-// is complete (CompleteForPlan) except for these fields. Error kUsage if no values divide the batch
-// or no plan fits.
+// is complete (CompleteForPlan) except for these fields. Throws Error kUsage if no values divide
+// the batch or no plan fits.
 FoundPlan SearchPlan(const RunConfig& config, const PlanRequest& request);
 
 }  // namespace halflife::train

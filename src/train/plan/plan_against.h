@@ -21,7 +21,8 @@ struct MeasuredStep {
   double tokens_per_s = 0, peak_memory_bytes = 0;
   std::map<std::string, int64_t> bytes_by_group = {};  // Of the last step.
 };
-// Reads metrics.jsonl of a run's folder, or a file of this form. Error kUsage if it has no steps.
+// Reads metrics.jsonl of a run's folder, or a file of this form. Throws Error kUsage if it has no
+// steps.
 MeasuredStep ReadMeasuredStep(const std::filesystem::path& run_or_file);
 
 struct ComparedValue {

@@ -33,8 +33,8 @@ class RowRehearsals {
   // parallel.exchange is auto. (A run measures it.)
   RowRehearsals(const RunConfig& config, int sp_index, const ops::ExchangeCost& cost);
 
-  // Error kUsage if the layer's mixer cannot split a row over ranks. The result is cached for equal
-  // mixers.
+  // Throws Error kUsage if the layer's mixer cannot split a row over ranks. The result is cached
+  // for equal mixers.
   const RowExchanges& OfLayer(const model::LanguageModel& model, int64_t layer);
 
  private:

@@ -72,14 +72,14 @@ struct Reference {
   std::string run_id;
   std::map<data::Split, AnswerScores> splits;
 };
-// Error kCheckpointIo.
+// Throws Error kCheckpointIo.
 void WriteReference(const std::filesystem::path& run, const Reference& reference);
 // Returns the folder with the scores for a resumed step: that of the step's run, or that of the new
 // run `own` if the other has none.
 std::filesystem::path FolderOfReference(const std::filesystem::path& run,
                                         const std::filesystem::path& own);
-// Reads the scores into `reference`, which has the run's id and splits of the right sizes. Error
-// kNoUsableCheckpoint if the file is missing, or belongs to another run or dataset.
+// Reads the scores into `reference`, which has the run's id and splits of the right sizes. Throws
+// Error kNoUsableCheckpoint if the file is missing, or belongs to another run or dataset.
 void ReadReference(const std::filesystem::path& run, Reference& reference);
 
 }  // namespace halflife::train

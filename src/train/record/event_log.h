@@ -29,7 +29,7 @@ struct ScalarValue {
 // Not thread-safe. A folder has one writer, which the run's lock ensures.
 class EventLog {
  public:
-  // `first_step` is the first step that this attempt may write. Error kEnvironment.
+  // `first_step` is the first step that this attempt may write. Throws Error kEnvironment.
   EventLog(const std::filesystem::path& folder, int64_t first_step);
 
   // Each call writes one record with one write(2). A failure is logged once, leaves only complete

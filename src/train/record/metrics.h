@@ -26,7 +26,7 @@ namespace halflife::train {
 // permanently, lines are lost, but the run continues and existing lines remain complete.
 class RunLines {
  public:
-  // Error kEnvironment if the file cannot be opened. A run does not start without it.
+  // Throws Error kEnvironment if the file cannot be opened. A run does not start without it.
   explicit RunLines(const std::filesystem::path& path);
   // Does not throw, because the save policy decides whether a run continues. Warns of the first
   // lost line, and logs when lines can be written again.

@@ -27,8 +27,8 @@ double Float8Bytes(const RunConfig& config, const std::vector<dist::ParamSpec>& 
 // Describes them: "96 matrices, 80.4 % of the parameters".
 std::string DescribeFloat8(const LoopConfig& train, const std::vector<dist::ParamSpec>& specs);
 
-// Error kUsage if the model has no FP8 weight, or if the device is a GPU without FP8 matrix units.
-// `compute_capability`: 80 for an A100, 90 for an H100; 0: the CPU.
+// Throws Error kUsage if the model has no FP8 weight, or if the device is a GPU without FP8 matrix
+// units. `compute_capability`: 80 for an A100, 90 for an H100; 0: the CPU.
 void RequireFloat8(const RunConfig& config, const std::vector<dist::ParamSpec>& specs,
                    int compute_capability);
 

@@ -57,7 +57,7 @@ class ParameterArena {
   // [layout.num_held(main_sliced_end or division)] fp32 on the device.
   at::Tensor& main() { return main_; }
   at::Tensor& grads() { return grads_; }
-  // Error kInternal if the arena has no state array of this name.
+  // Throws Error kInternal if the arena has no state array of this name.
   at::Tensor& state(std::string_view name);
   // Up to which element of the arena the main weights are slices; 0: whole.
   int64_t main_sliced_end() const { return main_sliced_end_; }

@@ -19,12 +19,12 @@ struct ParameterRule {
 };
 
 // Returns the rule of each parameter. The first group whose expression is found in a name counts.
-// Without a group, optimizer.weight_decay applies to parameters that decay. Error kUsage if a group
-// has no parameter; it names the nearest ones.
+// Without a group, optimizer.weight_decay applies to parameters that decay. Throws Error kUsage if
+// a group has no parameter; it names the nearest ones.
 std::vector<ParameterRule> RulesOf(const OptimizerConfig& config,
                                    const std::vector<dist::ParamSpec>& specs);
 
-// Returns whether each parameter is frozen. Error kUsage if all are.
+// Returns whether each parameter is frozen. Throws Error kUsage if all are.
 std::vector<bool> FrozenParameters(const OptimizerConfig& config,
                                    const std::vector<dist::ParamSpec>& specs);
 
