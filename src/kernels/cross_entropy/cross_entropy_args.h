@@ -18,7 +18,7 @@ namespace halflife::kernels {
 enum class LogitGradient : uint8_t { kNone, kFp32, kBf16 };
 
 struct LogitRows {
-  float* logits = nullptr;  // [rows, vocab]; overwritten by the gradient, if one is wanted
+  float* logits = nullptr;  // [rows, vocab]; overwritten by the gradient, if one is requested
   // [rows]; negative: no target, and all results of the row are zero.
   const int64_t* targets = nullptr;
   float* loss = nullptr;           // [rows]

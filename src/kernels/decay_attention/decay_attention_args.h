@@ -91,7 +91,7 @@ struct DecayAttentionArgs {
   const ChunkEntry* chunks = nullptr;
   const int32_t* sequence_begin = nullptr;  // [num_sequences + 1]
 
-  // All fp32 (fp64 with fp64 operands) and contiguous. Null input: zero. Null output: not wanted.
+  // All fp32 (fp64 with fp64 operands) and contiguous. Null input: zero. Null output: not computed.
   const void* initial_state = nullptr;  // [num_sequences, H, K, V]
   void* final_state = nullptr;          // [num_sequences, H, K, V]
   const void* initial_norm = nullptr;   // [num_sequences, H, K]: z, with kSumOfKeys
@@ -114,11 +114,11 @@ struct DecayAttentionGradArgs {
   DecayAttentionArgs forward;  // the forward's arguments; `out` is read only with kSumOfKeys
   TensorView dout;             // [B, T, H, V]
   TensorView dq, dk, dv;       // all are written
-  // [Hd], [Hd, K], [B, T, Hd] or [B, T, Hd, K], fp32 (fp64); absent: not wanted
+  // [Hd], [Hd, K], [B, T, Hd] or [B, T, Hd, K], fp32 (fp64); absent: not computed
   TensorView dlog_decay;
-  TensorView dkey_scale;               // [B, T, H] fp32 (fp64); absent: not wanted
+  TensorView dkey_scale;               // [B, T, H] fp32 (fp64); absent: not computed
   const void* dfinal_state = nullptr;  // [num_sequences, H, K, V]; null: zero
-  void* dinitial_state = nullptr;      // null: not wanted
+  void* dinitial_state = nullptr;      // null: not computed
   const void* dfinal_norm = nullptr;   // [num_sequences, H, K]
   void* dinitial_norm = nullptr;
 };
@@ -130,7 +130,7 @@ struct DeviceLimits {
   // number of threads never changes a bit of the result.
   int num_sms = 1;
   int64_t shared_memory_bytes = 0;  // CUDA: maximum bytes per block
-  // CUDA: the device has Hopper's warpgroup instructions (wgmma), and they are wanted
+  // CUDA: the device has Hopper's warpgroup instructions (wgmma), and they are enabled
   bool warpgroups = false;
 };
 
@@ -207,7 +207,7 @@ struct DecaySegmentArgs {
   DecayAttentionArgs forward;
   TensorView dout;  // read only by BackwardSummarise
   // [num_sequences, H, K or 1] fp32, with size K if the decay is per channel. -inf if a document
-  // starts in the segment. Null: not wanted.
+  // starts in the segment. Null: not computed.
   void* log_transition = nullptr;
   // [num_sequences, H, K, V]: the final state if the segment starts from zero. BackwardSummarise:
   // dL/d(initial state) if dL/d(final state) is zero.

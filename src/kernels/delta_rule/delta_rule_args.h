@@ -53,7 +53,7 @@ struct DeltaRuleArgs {
   int head_dim_k = 0, head_dim_v = 0;  // K, V
   DeltaDecay decay = DeltaDecay::kNone;
   double scale = 1;
-  // CUDA: the device has Hopper's warpgroup instructions (wgmma), and they are wanted.
+  // CUDA: the device has Hopper's warpgroup instructions (wgmma), and they are enabled.
   bool warpgroups = false;
 
   // fp32, bf16 or (on the CPU, for gradient checks) fp64; the same type for all four
@@ -72,7 +72,7 @@ struct DeltaRuleArgs {
   const ChunkEntry* chunks = nullptr;
   const int32_t* sequence_begin = nullptr;  // [num_sequences + 1]
 
-  // [num_sequences, HV, K, V] fp32 (fp64), contiguous. Null input: zero. Null output: not wanted.
+  // [num_sequences, HV, K, V] fp32 (fp64), contiguous. Null input: zero. Null output: not computed.
   const void* initial_state = nullptr;
   void* final_state = nullptr;
 
@@ -90,9 +90,9 @@ struct DeltaRuleGradArgs {
   DeltaRuleArgs forward;               // the forward's arguments; `out` is not read
   TensorView dout;                     // [B, T, HV, V], in the type of v
   TensorView dq, dk, dv;               // all are written, in the type of their operand
-  TensorView dlog_decay, dbeta;        // fp32 (fp64); absent: not wanted
+  TensorView dlog_decay, dbeta;        // fp32 (fp64); absent: not computed
   const void* dfinal_state = nullptr;  // [num_sequences, HV, K, V]; null: zero
-  void* dinitial_state = nullptr;      // null: not wanted
+  void* dinitial_state = nullptr;      // null: not computed
 };
 
 // One token per row. The state is updated in place.
@@ -120,8 +120,8 @@ struct DeltaSegmentArgs {
   // log_decay, beta and dout. The states, checkpoints and workspace are not accessed.
   DeltaRuleArgs forward;
   TensorView dout;             // [B, T, HV, V]
-  void* transition = nullptr;  // M [num_sequences, HV, K, K]; null: not wanted
-  void* state = nullptr;       // N [num_sequences, HV, K, V]; null: not wanted
+  void* transition = nullptr;  // M [num_sequences, HV, K, K]; null: not computed
+  void* state = nullptr;       // N [num_sequences, HV, K, V]; null: not computed
   void* adjoint = nullptr;     // Z [num_sequences, HV, K, V], of DeltaRuleBackwardSummarise
 };
 

@@ -62,7 +62,7 @@ struct FocusPoolResults {
   // Z is exp(row_max) row_sum; -inf and 0 for a row that sees no token.
   Compute* row_max = nullptr;  // [B, T, H]
   Compute* row_sum = nullptr;  // [B, T, H]
-  // Without a window. log_scale null: not wanted. Sequences that no run ends are not written.
+  // Without a window. log_scale null: not computed. Sequences that no run ends are not written.
   Compute* log_scale = nullptr;
   Compute* mass = nullptr;
   Compute* sum = nullptr;

@@ -35,7 +35,7 @@ HL_EVERYWHERE constexpr int64_t FocusChunks(int64_t block) {
 struct FocusPlanConfig {
   int64_t window = 0;
   bool has_tail = false;
-  // Reversed time. If the gradients of the tail are wanted, its tokens follow those of the run.
+  // Reversed time. If the gradients of the tail are requested, its tokens follow those of the run.
   bool backward = false;
 };
 struct FocusPlan {

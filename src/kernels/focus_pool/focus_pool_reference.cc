@@ -14,7 +14,7 @@ constexpr double kNothing = -std::numeric_limits<double>::infinity();
 struct Leaf {
   double log_weight, mass;  // mass: factor on the exponential of the log weight
   const double* row;        // [P], with the same factor
-  // Destinations of the gradients of the log weight and of the row; null: not wanted.
+  // Destinations of the gradients of the log weight and of the row; null: not computed.
   double* dlog_weight;
   double* drow;
   double* dmass;  // for a state, in place of dlog_weight

@@ -56,7 +56,7 @@ struct PolynomialAttentionArgs {
   const ChunkEntry* chunks = nullptr;
   const int32_t* sequence_begin = nullptr;  // [num_sequences + 1]
 
-  // All are fp32 (fp64 for fp64 operands) and contiguous; null: zero, or not wanted.
+  // All are fp32 (fp64 for fp64 operands) and contiguous; null: zero, or not computed.
   const void* initial_state = nullptr;  // [num_sequences, H, F, V]
   void* final_state = nullptr;          // [num_sequences, H, F, V]
   const void* initial_norm = nullptr;   // [num_sequences, H, F], if normalised
@@ -80,7 +80,7 @@ struct PolynomialAttentionGradArgs {
   TensorView dout;                     // [B, T, H, V]
   TensorView dq, dk, dv;               // all written
   const void* dfinal_state = nullptr;  // [num_sequences, H, F, V]; null: zero
-  void* dinitial_state = nullptr;      // null: not wanted
+  void* dinitial_state = nullptr;      // null: not computed
   const void* dfinal_norm = nullptr;   // [num_sequences, H, F]
   void* dinitial_norm = nullptr;
 };

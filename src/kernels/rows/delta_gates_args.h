@@ -61,7 +61,7 @@ struct DeltaGatesGradRows {
   DeltaGatesForm form;
   int64_t num_rows = 0, x_stride = 0, b_stride = 0, dx_stride = 0, db_stride = 0;
 };
-// The sums of the backward. Null: not wanted. `added`: add to the contents.
+// The sums of the backward. Null: not computed. `added`: add to the contents.
 struct DeltaGatesSums {
   float* dbias = nullptr;   // [D]
   float* da_log = nullptr;  // [num_heads]

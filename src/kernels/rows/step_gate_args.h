@@ -46,7 +46,7 @@ struct StepGateGradRows {
   StepGateForm form;
   int64_t num_rows = 0, dim = 0, x_stride = 0, dx_stride = 0;
 };
-// The sums of the backward. Null: not wanted. `added`: add to the contents.
+// The sums of the backward. Null: not computed. `added`: add to the contents.
 struct StepGateSums {
   float* dbias = nullptr;   // [dim]
   float* da_log = nullptr;  // [dim]

@@ -61,7 +61,8 @@ struct SoftmaxAttentionArgs {
   PairDropout dropout;
 
   // [B, T, H] in the compute type (fp32; fp64 for fp64): the logarithm of the sum of e^score of
-  // each query; -inf if it sees no key. Undefined for squared_relu. Null in a forward: not wanted.
+  // each query; -inf if it sees no key. Undefined for squared_relu. Null in a forward: not
+  // computed.
   void* log_sum = nullptr;
 
   bool has_far() const { return far_from > 0; }
@@ -78,7 +79,7 @@ struct SoftmaxAttentionGradArgs {
   TensorView dout;            // like out
   TensorView dq, dk, dv;      // like q, k, v
   TensorView dfar_q, dfar_k;  // like far_q and far_k, if those are given
-  void* dbias = nullptr;      // [B, H, bias_stride], zero before the call; null: not wanted
+  void* dbias = nullptr;      // [B, H, bias_stride], zero before the call; null: not computed
   // On CUDA: WorkspaceBytes(), aligned to 16. Its contents are undefined before and after.
   void* workspace = nullptr;
 };

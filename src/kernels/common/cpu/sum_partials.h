@@ -16,7 +16,7 @@ namespace halflife::kernels::cpu {
 // Columns of the partial sums, and the destination of their sums.
 template <typename C>
 struct SumPlace {
-  C* out = nullptr;  // [size]; null: not wanted
+  C* out = nullptr;  // [size]; null: not computed
   int64_t size = 0;
   bool added = false;  // true: add to the contents of `out`
   // The columns form a matrix of this many rows, and `out` is its transpose.

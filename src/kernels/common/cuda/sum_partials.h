@@ -12,7 +12,7 @@ namespace halflife::kernels::cuda {
 
 // Columns of the partial sums, and the destination of their sums.
 struct SumPlace {
-  float* out = nullptr;  // [size]; null: not wanted
+  float* out = nullptr;  // [size]; null: not computed
   int64_t size = 0;
   bool added = false;  // true: add to the contents of `out`
   // The columns form a matrix of this many rows, and `out` is its transpose.

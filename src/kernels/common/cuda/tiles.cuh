@@ -40,7 +40,7 @@ HL_DEVICE int TileOffset(int row, int column) {
 
 // Rows of a tensor from one token on, for one head.
 struct Rows {
-  char* data;        // address of the first wanted element of the first token
+  char* data;        // address of the first loaded element of the first token
   int64_t stride_t;  // elements
   int dim;           // number of elements that exist, starting at `data`
   bool aligned;      // true: rows can be copied in units of 16 bytes

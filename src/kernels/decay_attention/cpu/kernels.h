@@ -26,9 +26,9 @@ struct ScanItem {
   int begin = 0, end = 0;  // chunks to scan, [begin, end)
   const void* entry_state = nullptr;  // forward: the state before `begin`; null: zero
   const void* entry_norm = nullptr;
-  void* exit_state = nullptr;  // null: not wanted
+  void* exit_state = nullptr;  // null: not computed
   void* exit_norm = nullptr;
-  void* log_transition = nullptr;  // [K or 1]: sum of log_decay over the item; null: not wanted
+  void* log_transition = nullptr;  // [K or 1]: sum of log_decay over the item; null: not computed
   void* scratch = nullptr;         // ScratchBytes(), aligned to 64 bytes
 };
 
@@ -39,7 +39,7 @@ struct ReverseItem {
   // One gradient per output head. The caller sums those of heads that share an operand.
   TensorView dq, dk, dv, dlog_decay;
   TensorView dkey_scale;
-  double* dlambda = nullptr;  // [1 or K]: constant decays; null: not wanted
+  double* dlambda = nullptr;  // [1 or K]: constant decays; null: not computed
 };
 
 // The address at which the state before `chunk` (an index into the chunk table) is saved.

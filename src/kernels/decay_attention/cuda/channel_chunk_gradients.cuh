@@ -65,7 +65,7 @@ struct ChunkOfHead {
   int index, head;
   int64_t at;  // ChunkHeadIndex
   Rows q, k, log_decay;
-  Rows dq, dk, dlog_decay;  // without data: not wanted
+  Rows dq, dk, dlog_decay;  // without data: not computed
 };
 static_assert(sizeof(ChunkOfHead) == kChunkOfHeadBytes);
 

@@ -194,7 +194,7 @@ HL_DEVICE void LoadFirstState(float (&state)[kTiles][4], const ChunkScanParams& 
         rows);
   }
 }
-// Stores the state after a sequence if it ends in this block and is wanted.
+// Stores the state after a sequence if it ends in this block and is requested.
 template <int kTiles>
 HL_DEVICE void StoreFinalState(float (&state)[kTiles][4], const ChunkScanParams& params,
                                const BlockIndex& block_index, const StateRows& rows) {

@@ -49,7 +49,7 @@ struct KeySums {
   float eps;             // added to every sum
   float* sums;           // [slices of K, B, T, H], including eps; null: not stored
   const float* initial;  // z [num_sequences, H, num_segments, K] before each segment; null: zero
-  float* final;          // z [num_sequences, H, K]; null: not wanted
+  float* final;          // z [num_sequences, H, K]; null: not computed
   void* checkpoints;  // z [2, slots, H, K] bf16, stored with those of the state; null: not stored
 };
 
@@ -94,7 +94,7 @@ struct ChannelGradientsParams {
   int64_t num_tiles;      // in the batch tile
   int num_slices;         // slices of V
   // The gradients themselves, or fp32 [B, T, H, ..] to be added to others and summed over heads
-  // that share an operand; for key scales, [slices of K, B, T, H]. Absent: not wanted.
+  // that share an operand; for key scales, [slices of K, B, T, H]. Absent: not computed.
   TensorView dq, dk, dlog_decay, dkey_scale;
   float* dlambda;  // [H, all tiles, K]
 };
@@ -125,7 +125,7 @@ struct ReverseScanParams {
   void* group;  // [blocks, checkpoint_every (times 4 with per-channel decays), kK, kV] bf16
   // The gradients themselves, or fp32 [slices, B, T, H, ..] to be summed over slices and over heads
   // that share an operand. The slices are those of V for dq and dk, those of K for dv, and both for
-  // a decay per token and for key scales. Absent: not wanted. The reverse scan of per-channel
+  // a decay per token and for key scales. Absent: not computed. The reverse scan of per-channel
   // decays writes only dv.
   TensorView dq, dk, dv, dlog_decay, dkey_scale;
   // [slices, num_sequences, H, num_segments], starting at the batch tile's first sequence; slices
@@ -157,7 +157,7 @@ struct StateScanParams {
   bool reverse;
   float* states;  // [sequences of the batch tile, H, num_segments, K, V]
   // [sequences of the batch tile, H, num_segments(, K with per-channel decays)], multiplied by
-  // `transition_unit`; null: not wanted
+  // `transition_unit`; null: not computed
   float* log_transition;
   float transition_unit;  // 1 for log2, ln 2 for a natural logarithm
 };
@@ -180,8 +180,8 @@ struct SegmentScanParams {
   float* states;
   const float* log2_transition;
   const float* initial_state;  // null: zero
-  float* final_state;          // null: not wanted
-  float* log_transition;       // [num_states(, K)], natural log; null: not wanted
+  float* final_state;          // null: not computed
+  float* log_transition;       // [num_states(, K)], natural log; null: not computed
 };
 void LaunchSegmentScan(const SegmentScanParams& params, cudaStream_t stream);
 
@@ -219,7 +219,7 @@ struct SimtScanParams {
   DecayAttentionArgs args;
   SimtMode mode;
   float* states;          // [num_chunks, H, K, V (+ 1)]
-  float* log_transition;  // [num_sequences, H, K or 1]; null: not wanted
+  float* log_transition;  // [num_sequences, H, K or 1]; null: not computed
 };
 struct SimtReverseScanParams {
   DecayAttentionGradArgs grads;

@@ -111,8 +111,8 @@ HL_DEVICE void LoadChunkRev(const ReverseScanShared<Config>& smem,
       RowsOf(grads.dout, chunk, block_index.head, column, args.head_dim_v), chunk.length);
 }
 
-// Computes scores and dscores and, if wanted, the sums of their products below the diagonal. Tiles
-// above the diagonal are not written.
+// Computes scores and dscores and, if requested, the sums of their products below the diagonal.
+// Tiles above the diagonal are not written.
 template <typename Config>
 HL_DEVICE void PairTiles(const ReverseScanShared<Config>& smem, const bf16* q, const bf16* k,
                          const bf16* v, const bf16* dout, const DecayTables& tables,
@@ -221,7 +221,7 @@ HL_DEVICE void StoreGradient(const float (&d)[kChunk / 8][4], bf16* stage, const
   StoreTokens<kChunk>(d, stage, rows, chunk.length, WarpId() * 16);
 }
 
-// dq^T = S dout^T diag(incoming) + k^T dscores^T; if wanted, also x and the sum of S R.
+// dq^T = S dout^T diag(incoming) + k^T dscores^T; if requested, also x and the sum of S R.
 template <typename Config>
 HL_DEVICE void GradQ(const ReverseScanShared<Config>& smem, float (&acc)[kChunk / 8][4],
                      const uint4* state, const float (&adjoint)[Config::kV / 8][4], const bf16* q,
@@ -264,7 +264,7 @@ HL_DEVICE void GradQ(const ReverseScanShared<Config>& smem, float (&acc)[kChunk 
   }
 }
 
-// dk^T = R v^T diag(c outgoing) + q^T dscores; if wanted, also y.
+// dk^T = R v^T diag(c outgoing) + q^T dscores; if requested, also y.
 template <typename Config>
 HL_DEVICE void GradK(const ReverseScanShared<Config>& smem, float (&acc)[kChunk / 8][4],
                      const float (&adjoint)[Config::kV / 8][4], const bf16* q, const bf16* k,
@@ -431,8 +431,8 @@ HL_DEVICE void FinishChunk(GradSums<Config::kWarps>& sums, const DecayTables& ta
 }
 
 // Three barriers per chunk: (1) its tiles and tables are complete; (2) the scores and the copy of R
-// are complete; (3) the sums are complete, if gradients of decays or of key scales are wanted, or,
-// with one stage, all reads of it are done.
+// are complete; (3) the sums are complete, if gradients of decays or of key scales are requested,
+// or, with one stage, all reads of it are done.
 template <typename Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
     ReverseScanKernel(const ReverseScanParams params) {

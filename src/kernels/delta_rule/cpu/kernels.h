@@ -28,7 +28,7 @@ struct ScanItem {
   TensorView v;
   int values = 0;
   const void* entry_state = nullptr;  // [K, values]; null: zero
-  void* exit_state = nullptr;         // null: not wanted
+  void* exit_state = nullptr;         // null: not computed
   void* scratch = nullptr;            // scratch_bytes(), aligned to 64 bytes
 };
 

@@ -21,9 +21,9 @@ struct AdjointScanParams {
   DeltaRuleArgs args;
   TensorView dout;
   Workspace workspace;
-  BackwardArrays arrays;         // `du` and `adjoints` may be null: not wanted
+  BackwardArrays arrays;         // `du` and `adjoints` may be null: not computed
   const float* entry = nullptr;  // [num_sequences, HV, K, V]; null: zero
-  float* exit = nullptr;         // null: not wanted
+  float* exit = nullptr;         // null: not computed
   int num_slices = 0;            // of V
 };
 

@@ -20,7 +20,7 @@ struct ScanParams {
   // Each group of kDeltaCheckpointEvery chunks from its checkpoint, instead of whole sequences.
   bool from_checkpoints = false;
   const float* initial_state = nullptr;  // [num_sequences, HV, K, values]
-  float* final_state = nullptr;          // the same; null: not wanted
+  float* final_state = nullptr;          // the same; null: not computed
   float* checkpoints = nullptr;          // written, or read with from_checkpoints
 };
 

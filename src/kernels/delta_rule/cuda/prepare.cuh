@@ -81,7 +81,7 @@ HL_DEVICE void ChannelOperands(const PrepareShared<Config>& smem, const Workspac
 
 // ---- products with X ----
 
-// T = X diag(beta), rounded. Stores X itself, rounded, where it is wanted.
+// T = X diag(beta), rounded. Stores X itself, rounded, where it is requested.
 template <typename Config>
 HL_DEVICE void StoreInverse(const PrepareShared<Config>& smem, const Workspace& workspace,
                             const ChunkPlace<typename Config::T>& place) {

@@ -104,7 +104,7 @@ struct ChunkPlace {
   ChunkEntry chunk;
   int head;       // value head
   int64_t index;  // of the arrays: n HV + head
-  T* scores;      // A, with rows of kScoresPitch; null: neither A nor q_entry is wanted
+  T* scores;      // A, with rows of kScoresPitch; null: neither A nor q_entry is requested
   float scale;
 };
 

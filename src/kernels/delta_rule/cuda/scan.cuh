@@ -84,7 +84,7 @@ HL_DEVICE void LoadFirstState(StateRows& state, const ScanParams& params, const 
   }
 }
 
-// Rounds the state into shared memory, and into the workspace if it is wanted there.
+// Rounds the state into shared memory, and into the workspace if it is requested there.
 template <typename Config>
 HL_DEVICE void PublishState(const ScanShared<Config>& smem, StateRows& state,
                             const ScanParams& params, const ScanBlock& block, int64_t index) {

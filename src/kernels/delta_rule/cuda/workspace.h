@@ -56,7 +56,7 @@ HL_EVERYWHERE constexpr int PaddedValues(int head_dim_v) {
 // padded widths. Padding and rows past a chunk's end are written, as zeros unless noted.
 struct Workspace {
   // [N, HV, 64, 64] T: X. Unit lower triangular; zero above the diagonal; rows and columns past the
-  // chunk's end are those of the identity. Null: not wanted (only a backward reads it).
+  // chunk's end are those of the identity. Null: not computed (only a backward reads it).
   void* inverse = nullptr;
   // Only with CanScanTokensByWgmma, in place of the next five: diag(Q) X diag(beta) [N, HV, 64, 64]
   // T, and P [N, HV, 64] fp32. `scores` is then A X diag(beta).
@@ -68,7 +68,7 @@ struct Workspace {
   // [N, HV, K'] fp32: Gamma. Without decays 1; with decays per token all K' elements are equal;
   // with decays per channel the padding is 1.
   float* through = nullptr;
-  void* q_entry = nullptr;  // [N, HV, 64, K'] T: scale q P. Null (with `scores`): not wanted.
+  void* q_entry = nullptr;  // [N, HV, 64, K'] T: scale q P. Null (with `scores`): not computed.
   void* scores = nullptr;   // [N, HV, 64, 64] T: A, zero above the diagonal
   // [N, HV, K', V'] T: the state before the chunk. Zero if a document starts there.
   void* states = nullptr;

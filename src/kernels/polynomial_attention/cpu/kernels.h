@@ -19,7 +19,7 @@ namespace halflife::kernels::cpu::polynomial {
 constexpr int kMaxChunkSize = 256;  // tokens
 
 // The work of one thread: one head of one sequence. States are [F, V] and norms [F], in the compute
-// type (fp32, or fp64 for fp64 operands); null: zero, or not wanted.
+// type (fp32, or fp64 for fp64 operands); null: zero, or not computed.
 struct ScanItem {
   const PolynomialAttentionGradArgs* grads = nullptr;  // a forward only uses its args
   const PolynomialAttentionPlan* plan = nullptr;

@@ -54,8 +54,8 @@ template <typename T, typename C>
 struct ScanResults {
   T* y = nullptr;        // [B, T, I]
   int64_t y_stride = 0;  // distance between tokens, like x_stride
-  C* final = nullptr;    // [B, I, N], may be the memory of the initial state; null: not wanted
-  C* kept = nullptr;     // [B, tiles, N, I]: the state before each tile; null: not wanted
+  C* final = nullptr;    // [B, I, N], may be the memory of the initial state; null: not computed
+  C* kept = nullptr;     // [B, tiles, N, I]: the state before each tile; null: not computed
 };
 
 template <typename T, typename C>
@@ -68,7 +68,7 @@ struct ScanGrads {
   int64_t dx_stride = 0;
   T* ddelta = nullptr;  // [B, T, I]
   int64_t ddelta_stride = 0;
-  C* dinitial = nullptr;           // [B, I, N]; null: not wanted
+  C* dinitial = nullptr;           // [B, I, N]; null: not computed
   T *db = nullptr, *dc = nullptr;  // [B, T, N]
   int64_t token_stride = 0;        // distance between the tokens of db and of dc, as in ScanShape
 };

@@ -51,7 +51,7 @@ template <typename T, typename C>
 struct WkvResults {
   T* out = nullptr;        // [B, T, D]
   WkvState<C> final = {};  // may be the memory of the initial state, or absent
-  C* kept = nullptr;       // [B, WkvTiles, 3, D]: p, q, o before each tile; null: not wanted
+  C* kept = nullptr;       // [B, WkvTiles, 3, D]: p, q, o before each tile; null: not computed
 };
 
 template <typename T, typename C>
@@ -61,7 +61,7 @@ struct WkvGrads {
   WkvState<const C> final = {};    // the forward's final state, of which log_scale is read
   WkvState<const C> dfinal = {};   // log_scale has no gradient and is null; may be absent
   T *dk = nullptr, *dv = nullptr;  // [B, T, D]
-  WkvState<C> dinitial = {};       // absent: not wanted
+  WkvState<C> dinitial = {};       // absent: not computed
 };
 // [D] each.
 template <typename C>

@@ -50,7 +50,7 @@ struct PairAttentionArgs {
   PairDropout dropout;
 
   // [B, T, H]: for a softmax the logarithm of the sum of weights; for a normalized polynomial their
-  // sum + norm_eps. Null in a forward: not wanted.
+  // sum + norm_eps. Null in a forward: not computed.
   float* normaliser = nullptr;
 
   // Returns true if outputs are divided by the sum of their weights, which then has a gradient.
@@ -62,7 +62,7 @@ struct PairAttentionArgs {
 struct PairAttentionGradArgs {
   PairAttentionArgs forward;
   TensorView dout, dq, dk, dv;
-  float* dbias = nullptr;  // [B, H, bias_stride], every element is written; null: not wanted
+  float* dbias = nullptr;  // [B, H, bias_stride], every element is written; null: not computed
   void* workspace =
       nullptr;  // WorkspaceBytes(), aligned to 16; contents undefined before and after
 };

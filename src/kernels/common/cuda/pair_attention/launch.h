@@ -77,7 +77,7 @@ struct BackwardParams {
   PairAttentionGradArgs grads;
   TileSpan* spans = nullptr;  // [B, tiles of queries]
   float* deltas = nullptr;    // [B, T, H]: dO . O, if the sum of weights is the divisor
-  float* bands = nullptr;     // [B, H, bands, kBiasTile]: sums of dS, if dbias is wanted
+  float* bands = nullptr;     // [B, H, bands, kBiasTile]: sums of dS, if dbias is requested
 };
 
 // Returns the larger shared memory of a block in forward and backward, in bytes.
