@@ -21,7 +21,7 @@ CrossEntropyRows EmptyRows(int64_t num_rows, const at::TensorOptions& options);
 
 using kernels::LogitGradient;
 
-// logits [R, vocab] fp32 or fp64, contiguous; targets [R] int64. If a gradient is wanted,
+// logits [R, vocab] fp32 or fp64, contiguous; targets [R] int64. If a gradient is requested,
 // overwrites the logits by d(loss + z_loss_weight ln^2 Z) / d logits = (1 + 2 z_loss_weight ln Z)
 // softmax - onehot, which is zero for rows without a target. kFp32 keeps the logits' dtype;
 // kBf16 needs fp32 logits on a GPU and leaves Bf16Gradient(logits). A target outside the vocabulary

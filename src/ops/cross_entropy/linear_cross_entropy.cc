@@ -117,7 +117,7 @@ void ForEachBlock(const LinearCrossEntropyInputs& inputs, const at::Tensor& weig
 
 struct LossResult {
   at::Tensor loss, z_loss;  // sums in fp64, scalars on the device of the inputs
-  // Gradients of the objective, in the compute dtype; undefined unless wanted.
+  // Gradients of the objective, in the compute dtype; undefined unless requested.
   at::Tensor dhidden, dweight;
 };
 

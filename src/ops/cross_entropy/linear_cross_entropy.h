@@ -45,7 +45,7 @@ struct LinearCrossEntropySums {
 LinearCrossEntropySums LinearCrossEntropy(const LinearCrossEntropyInputs& inputs,
                                           const LinearCrossEntropyConfig& config);
 // hidden [..., D] and weight [vocab, D] -> [..., vocab] in fp32 (fp64 for fp64 inputs).
-// Differentiable. If no gradient is wanted, a GPU multiplies bf16 as it is stored, as above.
+// Differentiable. If no gradient is requested, a GPU multiplies bf16 as it is stored, as above.
 at::Tensor LinearLogits(const at::Tensor& hidden, const at::Tensor& weight);
 
 // Returns the number of rows whose logits are in memory at a time: the power of two whose fp32

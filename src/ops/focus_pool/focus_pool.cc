@@ -107,7 +107,7 @@ struct FocusPoolOp {
 
 struct FocusResults {
   at::Tensor out, row_max, row_sum;
-  at::Tensor log_scale, mass, sum;  // the final state, without a window and if wanted
+  at::Tensor log_scale, mass, sum;  // the final state, without a window and if requested
 
   template <typename T>
   kernels::FocusPoolResults<T> Args() const {

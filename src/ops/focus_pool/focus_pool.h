@@ -62,7 +62,7 @@ struct FocusPoolOutput {
   // exp(log_weight_j - row_max_t) / row_sum_t. No gradients.
   at::Tensor row_max;          // [B, T, H]
   at::Tensor row_sum;          // [B, T, H]
-  FocusPoolState final_state;  // only if wanted; the fields for this kind of window
+  FocusPoolState final_state;  // only if requested; the fields for this kind of window
 };
 
 // Throws an error if shapes, dtypes or devices do not match.

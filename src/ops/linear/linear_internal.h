@@ -105,8 +105,8 @@ struct LinearGradCall {
   bool dx_added = false;
 };
 struct LinearGrads {
-  at::Tensor dx;  // [tokens, D], summed over products; undefined if not wanted
-  // [product][weight]; undefined if a sink has it or it is not wanted.
+  at::Tensor dx;  // [tokens, D], summed over products; undefined if not computed
+  // [product][weight]; undefined if a sink has it or it is not computed.
   std::vector<std::vector<at::Tensor>> dweights;
 };
 

@@ -59,7 +59,7 @@ struct PolynomialAttentionConfig {
 
 struct PolynomialAttentionOutput {
   at::Tensor out;               // [B, T, H, V], dtype of v
-  PolynomialState final_state;  // undefined unless wanted
+  PolynomialState final_state;  // undefined unless requested
   // [B, T, H] fp32 (fp64): the divisor of out; undefined unless normalized and differentiated.
   at::Tensor norm_denom = {};
 };

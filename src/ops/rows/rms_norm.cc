@@ -88,7 +88,7 @@ struct NormGradInputs {
   ColumnSlice dgate = {};  // buffer of the gate's gradient
 };
 struct NormGrads {
-  at::Tensor dx, dgate, dweight;  // undefined: not wanted, or in a sink
+  at::Tensor dx, dgate, dweight;  // undefined: not computed, or in a sink
 };
 
 // Overwrites dweight [dim] or, if `added`, adds to it.

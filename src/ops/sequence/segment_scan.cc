@@ -81,7 +81,7 @@ Tensors LocalGradient(const Kept& kept, const Tensors& douts, const RowSegment& 
                  kept.before.values);
 }
 
-// Spreads `found`, the gradients of the wanted inputs, over the list of all inputs.
+// Spreads `found`, the gradients of the requested inputs, over the list of all inputs.
 Tensors OfInputs(const Tensors& found, const std::vector<bool>& wanted) {
   Tensors gradients;
   for (size_t i = 0, next = 0; i < wanted.size(); ++i)

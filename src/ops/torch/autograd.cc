@@ -173,7 +173,7 @@ Tensors Recomputed(const char* name, const Tensors& inputs,
     return grads;
   };
   // Gradients are enabled in the first run too: kernels choose their code path by whether a
-  // gradient is wanted, and another path gives other bits.
+  // gradient is requested, and another path gives other bits.
   const auto once = [&]() -> Forwarded {
     const OwnGraph graph(inputs, forward);
     Forwarded result = {.outputs = {}, .saved = inputs, .backward = backward};

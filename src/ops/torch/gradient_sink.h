@@ -49,7 +49,7 @@ GradientSink* GradientSinkOf(const at::Tensor& x);
 //   return {.x = dx, .weight = buffer.Finish()};
 class GradientBuffer {
  public:
-  // `input` is a leaf or any other input. A gradient that is not wanted, or that is not summed in
+  // `input` is a leaf or any other input. A gradient that is not computed, or that is not summed in
   // fp32, never goes to a sink.
   GradientBuffer(const at::Tensor& input, bool wanted, at::ScalarType sum_dtype = at::kFloat);
   const at::Tensor& sum() const { return target_.sum; }  // contiguous, the input's shape
