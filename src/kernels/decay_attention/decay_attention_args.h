@@ -137,7 +137,7 @@ struct DeviceLimits {
 // CUDA: whether the kernels with Hopper's warpgroup instructions (wgmma) may run.
 enum class WarpgroupUse : uint8_t {
   kAuto,  // if the device has them, the shape allows it and HALFLIFE_WARPGROUPS is not 0
-  kOff,   // never: the kernels by warps run on every device
+  kOff,   // never: the mma.sync kernels run on every device
 };
 
 // The parts of a plan that the caller has chosen. 0: MakePlan chooses.

@@ -212,14 +212,14 @@ void DeviceSchedule(const DecayAttentionArgs& given, const DeviceLimits& limits,
   plan.forward_warpgroups = limits.warpgroups && cuda::CanUseWgmma(args, plan.forward);
   // For short sequences, halving V gives more blocks than segments would. With one decay per token,
   // the wgmma scan has no such narrower blocks for K = 128; it takes three quarters of the time of
-  // a scan by warps (bench/RESULTS.md).
+  // an mma.sync scan (bench/RESULTS.md).
   const bool has_narrower = !plan.forward_warpgroups || IsPerChannel(args.decay_kind);
   if (has_narrower && args.seq_len < 16 * std::max(args.head_dim_k, args.head_dim_v) &&
       num_states * cuda::SlicesOf(args, plan.forward).count() < limits.num_sms)
     plan.forward.v = 64;
   plan.backward_warpgroups = limits.warpgroups && cuda::CanUseWgmmaBackward(args, plan.backward);
   ChooseBatchTiles(args, limits, requested_batch_tiles, plan);
-  // The states of all chunks of a row may need too much memory, and more than the scan by warps
+  // The states of all chunks of a row may need too much memory, and more than the mma.sync scan
   // (not with decays of channels).
   DecayAttentionPlan by_warps = plan;
   by_warps.backward_warpgroups = false;

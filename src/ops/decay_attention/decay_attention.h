@@ -71,7 +71,7 @@ struct DecayAttentionConfig {
   bool allow_growth = false;
   int num_segments = 0;  // parts of a sequence that run in parallel; 0: chosen by shape
   int batch_tiles = 0;   // CUDA: groups of rows that run one after the other; 0: chosen by shape
-  // CUDA: kOff runs the kernels by warps on Hopper, too, for example to compare both in one process
+  // CUDA: kOff runs the mma.sync kernels on Hopper, too, for example to compare both in one process
   kernels::WarpgroupUse warpgroups = kernels::WarpgroupUse::kAuto;
 };
 

@@ -221,7 +221,7 @@ TEST(DecayAttentionPlan, WhatRunsTokenByToken) {
   EXPECT_EQ(expect_simt(kAda, "as no block fits the shared memory"), Route::kSimt);
 }
 
-// Every head of fp32 runs in blocks of 64 x 64, by warps, on sm_80 and on sm_90.
+// Every head of fp32 runs in blocks of 64 x 64, with mma.sync, on sm_80 and on sm_90.
 TEST(DecayAttentionPlan, Fp32RunsOnTensorCores) {
   DecayAttentionArgs args = HalfShape(2, 4096, 4, 64);
   SetDType(args, DType::kF32);
@@ -395,7 +395,7 @@ TEST(DecayAttentionPlan, ByWarpgroupsWithDecaysOfChannels) {
     plan.num_segments = plan.forward_batch_tiles = 1;
     EXPECT_EQ(ForwardWorkspaceBytes(args, plan),
               size_t(shape.B) * (shape.T / 64) * shape.H * chunk_head);
-    // S and R in bf16, or what the kernels by warps need, which is more
+    // S and R in bf16, or what the mma.sync kernels need, which is more
     plan.backward_segments = plan.backward_batch_tiles = 1;
     EXPECT_GE(BackwardWorkspaceBytes(args, plan), size_t(shape.B) * (shape.T / 64) * shape.H *
                                                       (chunk_head + size_t(4) * shape.K * shape.V));

@@ -1,6 +1,6 @@
-// The two CUDA routes of decay attention, by warpgroups (WGMMA, Hopper only) and by warps, give the
-// same outputs and gradients at the sizes of training, and each gives the same bits in every run.
-// Skipped without a GPU with WGMMA.
+// The two CUDA routes of decay attention, wgmma (Hopper only) and mma.sync, give the same outputs
+// and gradients at the sizes of training, and each gives the same bits in every run. Skipped
+// without a GPU with wgmma.
 #include <ATen/Context.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/rand.h>

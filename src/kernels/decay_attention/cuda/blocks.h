@@ -144,7 +144,7 @@ constexpr int ScanBlocksPerSm(int k, int v, int terms = 1) {
 // A block of 64 x 64 has one warpgroup for products, and two such blocks hide each other's latency.
 constexpr int WarpgroupScanBlocksPerSm(int k, int v) { return k * v > 64 * 64 ? 1 : 2; }
 // A block of 128 x 64 would use shared memory for one block per multiprocessor, and two blocks of
-// the scan by warps are faster.
+// the mma.sync scan are faster.
 constexpr bool HasFastWarpgroupScan(int k, int v) { return v == 128 || k * v == 64 * 64; }
 constexpr int ChannelScanBlocksPerSm(int v) { return v > 64 ? 1 : 2; }
 // As many as fit into sm_90's shared memory. A fourth block of 64 x 64 would spill registers.

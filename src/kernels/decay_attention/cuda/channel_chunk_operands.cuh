@@ -1,4 +1,4 @@
-// The operands of the scan by warpgroups with per-channel decays (channel_chunks.h), computed for
+// The operands of the wgmma scan with per-channel decays (channel_chunks.h), computed for
 // every chunk and head independently, by one block each.
 //
 // A decay of a channel cannot scale a finished score, and exp(b_r) / exp(b_s) of sums from the

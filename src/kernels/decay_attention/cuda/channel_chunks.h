@@ -1,4 +1,4 @@
-// The operands of the scans by warpgroups with per-channel decays, which channel_chunk_operands.cuh
+// The operands of the wgmma scans with per-channel decays, which channel_chunk_operands.cuh
 // computes for every chunk of 64 tokens and head independently. For a chunk with decays exp(b_t),
 // where P_r is the product of the decays from the chunk's start to r, inclusive, and Q_s that of
 // the decays after s to its end:

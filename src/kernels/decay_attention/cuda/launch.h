@@ -151,7 +151,7 @@ struct StateScanParams {
   TensorView dout;       // reverse only
   RowScales row_scales;  // reverse only
   const void* operands;  // per-channel decays: the operands of the batch tile, for this direction
-  const void* factors;   // only by warpgroups: as in ReverseScanParams
+  const void* factors;   // only with wgmma: as in ReverseScanParams
   SegmentShape shape;
   int checkpoint_every;
   bool reverse;
@@ -162,7 +162,7 @@ struct StateScanParams {
   float transition_unit;  // 1 for log2, ln 2 for a natural logarithm
 };
 
-// The decay factors of the chunks of a batch tile, for states by warpgroups.
+// The decay factors of the chunks of a batch tile, for states with wgmma.
 struct ChunkFactorsParams {
   DecayAttentionArgs args;
   SegmentShape shape;
@@ -269,7 +269,7 @@ template <int kK, int kTerms = 1>
 void LaunchChannelGradients(const ChannelGradientsParams& params, cudaStream_t stream);
 template <int kK, int kV, int kTerms = 1>
 void LaunchReverseScan(const ReverseScanParams& params, int shared_limit, cudaStream_t stream);
-// States by warpgroups, on sm_90 only: of each segment, or before and after each chunk. Both
+// States with wgmma, on sm_90 only: of each segment, or before and after each chunk. Both
 // require the factors or, with per-channel decays, the operands of chunks. Requires route.h's
 // CanUseWgmmaBackward.
 void LaunchChunkFactors(const ChunkFactorsParams& params, cudaStream_t stream);

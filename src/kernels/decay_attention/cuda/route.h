@@ -48,7 +48,7 @@ bool CanUseWgmma(const DecayAttentionArgs& args, const DecayBlock& block);
 bool CanUseWgmmaBackward(const DecayAttentionArgs& args, const DecayBlock& block);
 bool CanUseWgmmaBackward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan);
 
-// Returns true if the states of segments are scanned by warpgroups: with one decay factor per
+// Returns true if the states of segments are scanned with wgmma: with one decay factor per
 // token, if one of the plan's directions is. A reverse scan also requires CanReadByRows(dout), that
 // is, rows at equal distances.
 bool StatesByWarpgroups(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);

@@ -29,7 +29,7 @@ struct Scan {
   int num_segments, checkpoint_every;
   bool splits_checkpoints;
   bool warpgroups, backward_warpgroups;
-  bool state_warpgroups;        // the states of segments by warpgroups
+  bool state_warpgroups;        // the states of segments with wgmma
   decay::RowScales row_scales;  // only in reverse: for the rows of dout
   decay::ValueMean value_mean;  // only in reverse
   void* operands = nullptr;     // per-channel decays: buffer for the operands of the batch tile
@@ -84,7 +84,7 @@ TensorView Partial(const DecayAttentionArgs& args, const BatchTile& batch_tile, 
 // Per-channel decays: computes the operands of one direction's scans. Call it before them.
 void MakeOperands(const Scan& scan, cudaStream_t stream);
 
-// States by warpgroups: computes the decay factors of the batch tile's chunks. Call it before them.
+// States with wgmma: computes the decay factors of the batch tile's chunks. Call it before them.
 void MakeFactors(const Scan& scan, const SegmentLayout& layout, cudaStream_t stream);
 
 // Computes the state contract of a segment, which its rank sends to other ranks.

@@ -60,7 +60,7 @@ struct GradientSlices {
 struct BackwardLayout {
   SegmentLayout segments;
   // Per-channel decays: the operands of the batch tile's tiles (with wgmma: of its chunks), and the
-  // products of scans by warps, [slices of V].
+  // products of mma.sync scans, [slices of V].
   size_t operands = 0, products = 0;
   // bf16 states. group: those within a group of chunks, one set per block, as fragments. states and
   // adjoints: with wgmma, S and R of all chunks of the batch tile.
@@ -80,8 +80,8 @@ struct BackwardLayout {
   size_t bytes = 0;
 };
 // The partial sums of a constant decay's gradient for one slice: [num_sequences, H, pieces, width].
-// The pieces are segments of sequences; or, with wgmma, chunks of the whole batch; or, by warps
-// with per-channel decays, tiles of the whole batch.
+// The pieces are segments of sequences; or, with wgmma, chunks of the whole batch; or, with
+// mma.sync with per-channel decays, tiles of the whole batch.
 struct DecaySums {
   int num_sequences, pieces, width;
   int pieces_of_chunk;  // 0: the pieces are segments

@@ -7,7 +7,7 @@
 //
 // Rounded to bf16, R^T, dout^T and dU^T are operands from registers. TMA loads dout from the
 // caller's tensor, so the rows after the chunk's end can belong to another document or contain NaN;
-// they are cleared in registers. Results differ from those of the scan by warps only by the order
+// they are cleared in registers. Results differ from those of the mma.sync scan only by the order
 // of the sums.
 #pragma once
 

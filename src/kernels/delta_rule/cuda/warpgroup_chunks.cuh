@@ -1,4 +1,4 @@
-// Shared by the two scans by warpgroups (warpgroup_scan.cuh, warpgroup_adjoint_scan.cuh; sm_90a):
+// Shared by the two wgmma scans (warpgroup_scan.cuh, warpgroup_adjoint_scan.cuh; sm_90a):
 // the ring of chunks in shared memory, and the warp that fills it.
 //
 // A block owns 64 columns of V of one value head. Its four product warps form one warpgroup and

@@ -8,7 +8,7 @@
 //
 // Rounded to bf16, S^T and U^T are operands from registers. With outputs, neither the states nor U
 // are stored. For a backward, which recomputes both from checkpoints, there are no outputs. S and U
-// are rounded where the passes by warps round them, so results differ from theirs only by the order
+// are rounded where the mma.sync passes round them, so results differ from theirs only by the order
 // of the sums.
 #pragma once
 

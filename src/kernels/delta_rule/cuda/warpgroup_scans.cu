@@ -1,4 +1,4 @@
-// The launches of the scans by warpgroups (sm_90a).
+// The launches of the wgmma scans (sm_90a).
 #include <type_traits>
 
 #include "kernels/delta_rule/cuda/token_scan.cuh"

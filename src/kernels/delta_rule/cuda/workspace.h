@@ -78,7 +78,7 @@ struct Workspace {
 // has them. The tensor maps of these scans need at least one chunk.
 bool CanUseWgmma(const DeltaRuleArgs& args);
 
-// Returns true if one scan by warpgroups computes a forward from q, k and v themselves
+// Returns true if one wgmma scan computes a forward from q, k and v themselves
 // (token_scan.cuh): the same without decays per channel, with heads that fill whole tiles of 64
 // columns (K: 64, 128 or 256) and tensors that TMA can read as matrices.
 bool CanScanTokensByWgmma(const DeltaRuleArgs& args);

@@ -1,5 +1,5 @@
-// The backward with decays per channel by warpgroups (WGMMA): the states of chunks, and the
-// gradients of all chunks in parallel. The emulated kernels equal the oracle.
+// The wgmma backward with decays per channel: the states of chunks, and the gradients of all chunks
+// in parallel. The emulated kernels equal the reference.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -210,8 +210,8 @@ TEST(CudaChannelChunkGradients, TwoRunsAgreeInEveryBit) {
   ExpectTwoRunsAgreeInEveryBit(shape);
 }
 
-// Tensors that bulk copies cannot read, or that cannot be written in whole units, use the kernels
-// by warps and the planned workspace.
+// Tensors that bulk copies cannot read, or that cannot be written in units of 16 bytes, use the
+// mma.sync kernels and the planned workspace.
 TEST(CudaChannelChunkGradients, GradientsThatAreNoRows) {
   if (kSlow) GTEST_SKIP() << "the accesses are those of other tests";
   for (const bool of_output : {true, false}) {

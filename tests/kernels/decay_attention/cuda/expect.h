@@ -140,8 +140,8 @@ inline void ExpectGradientsKnowLaterOutputsOnly(const ProblemShape& shape, int t
   EXPECT_NE(a.dv.Get(0, token, 0, 0), b.dv.Get(0, token, 0, 0));
 }
 
-// The heads that the kernels by warpgroups take with decays of channels. takes(shape): whether the
-// plan of the shape has such a kernel.
+// Checks which heads the wgmma kernels support with decays per channel. takes(shape) returns
+// whether the plan of the shape has such a kernel.
 template <typename Takes>
 void ExpectTakesHeadsThatFillTheirBlocks(const Takes& takes) {
   for (const int dim_k : {64, 128})

@@ -1,4 +1,4 @@
-// Rows of thousands of tokens: both routes, by warpgroups (WGMMA) and by warps, equal the oracle
+// Rows of thousands of tokens: both routes, with wgmma and with mma.sync, equal the oracle
 // within the roundings of bf16. The gradient of a constant decay, a sum over all tokens, loses no
 // digits.
 //

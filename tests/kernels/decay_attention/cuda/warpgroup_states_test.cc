@@ -1,4 +1,4 @@
-// States by warpgroups (WGMMA) in the emulator: summaries of segments equal those by warps, which
+// States with wgmma in the emulator: summaries of segments equal those with mma.sync, which
 // other tests compare with the oracle, and gradients over several segments equal the oracle.
 #include <gtest/gtest.h>
 
@@ -21,7 +21,7 @@ ProblemShape StatesByWarpgroups(ProblemShape shape) {
 // The state contract of a segment in both directions.
 struct Summary {
   std::vector<float> state, log_transition, reverse_state;
-  int64_t wgmma = 0;  // number of products by warpgroups
+  int64_t wgmma = 0;  // number of products with wgmma
 };
 Summary SummaryOf(Problem& problem) {
   DecaySegmentArgs args;
@@ -167,8 +167,8 @@ TEST(CudaWarpgroupStates, TwoRunsAgreeInEveryBit) {
       StatesByWarpgroups({.seq_len = 520, .heads = 1, .dim_v = 128, .num_segments = 2}));
 }
 
-// The other heads are scanned by warps. Rows of dout that bulk copies cannot read matter only in
-// reverse.
+// The other heads are scanned with mma.sync. Rows of dout that bulk copies cannot read matter only
+// in reverse.
 TEST(CudaWarpgroupStates, TakeWhatFillsTheirBlocks) {
   const auto wgmma = [](ProblemShape shape) {
     shape.seq_len = 20;

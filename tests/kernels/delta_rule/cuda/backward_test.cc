@@ -132,7 +132,7 @@ TEST(DeltaRuleCudaBackward, HardCasesEqualTheOracle) {
   }
 }
 
-// ---- by warpgroups, which the adjoint scan is with V a multiple of 64 ----
+// ---- with wgmma: the adjoint scan requires that V is a multiple of 64 ----
 
 // Each stage of the ring is used many times. Documents start in chunks, and sequences end in them.
 TEST(DeltaRuleCudaBackward, WarpgroupsEqualTheOracle) {

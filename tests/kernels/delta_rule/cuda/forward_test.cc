@@ -37,7 +37,7 @@ Result ForwardPart(Result result) {
   return {{"out", result.at("out")}, {"final_state", result.at("final_state")}};
 }
 
-// Runs a case in both types, and in bf16 also by warpgroups. `bf16` is then set, so that both types
+// Runs a case in both types, and in bf16 also with wgmma. `bf16` is then set, so that both types
 // read the same numbers.
 void ExpectEqualsOracle(Case config, uint64_t seed, double fp32 = kFp32, double bf16 = kBf16) {
   config.bf16 = true;

@@ -91,7 +91,7 @@ void ExpectUnusedChunksChangeNoBit(Problem problem) {
   ExpectSameBits(problem, run(problem), want);
 }
 
-// Heads with K = 64 by warpgroups take token_scan.cuh, unless decays are per channel.
+// With wgmma, heads with K = 64 use token_scan.cuh unless decays are per channel.
 TEST(DeltaRuleCudaGradients, UnusedChunksChangeNoBit) {
   for (const bool bf16 : {true, false})
     for (const DeltaDecay decay : kDecays)
