@@ -30,8 +30,8 @@ struct PrepareConfig {
   bool dedup = false;
   // Only for token files (.bin): shards are links to the files, which are read once and not copied.
   bool in_place = false;
-  // Most ids of a shard that is a link, a multiple of kBlockTokens. A file with more ids becomes
-  // several shards.
+  // Only with in_place: maximum number of ids of a shard, a multiple of kBlockTokens. A file with
+  // more ids becomes several shards.
   int64_t most_linked_tokens = kMostShardTokens;
   // Keeps the encoded text in OUT.journal until the dataset is complete. A run with the same
   // options and files continues from it.

@@ -1,7 +1,7 @@
-// The encoded chunks of a `prepare` of text, in a file next to its output, so that a run that was
-// interrupted or killed continues: the next run takes these chunks instead of tokenizing their text
-// again. It then writes all shards from the beginning, so the dataset has the same bytes as one
-// of a run that was never stopped.
+// A file next to the output of a `prepare` of text, with the chunks that have been encoded. If the
+// run is interrupted or killed, the next one reads these chunks instead of tokenizing their text
+// again. It then writes all shards from the beginning, so the dataset has the same bytes as that of
+// an uninterrupted run.
 #pragma once
 
 #include <cstdint>
