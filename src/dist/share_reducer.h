@@ -1,7 +1,7 @@
-// Sums gradients for ZeRO stages 2 and 3, where a rank keeps only its range of every bucket: the
-// order of the sums of a micro-batch over the shard group, and of the last one over the replica
-// group (shard_groups.h). Buckets are launched in index order, and a bounded number of them has
-// memory at a time. The memory belongs to the caller.
+// Sums gradients for ZeRO stages 2 and 3, where a rank keeps only its range of every bucket. The
+// sum of each micro-batch is over the shard group, and that of the last one also over the replica
+// group (shard_groups.h). Buckets are sent in index order. Only a limited number of them has memory
+// at the same time, which the caller provides.
 #pragma once
 
 #include <vector>
@@ -12,19 +12,19 @@
 
 namespace halflife::dist {
 
-// The gradients of a rank. Each bucket goes through these calls in this order. On a GPU, they queue
-// their work on the stream of the micro-batch.
+// Accesses the gradients of a rank. ShareReducer calls these functions once per bucket, in this
+// order. On a GPU, they queue their work on the stream of the micro-batch.
 class ShareMemory {
  public:
   virtual ~ShareMemory() = default;
-  // Returns the gradients of a complete bucket in the form in which they travel.
+  // Returns the gradients of a complete bucket, converted to the type in which they are sent.
   virtual TensorRef Sent(int bucket) = 0;
-  // Returns where the sum of the range that this rank holds arrives.
+  // Returns the memory that receives the sum of the range that this rank holds.
   virtual TensorRef Received(int bucket) = 0;
   // Called when the sum has arrived. Adds it to the held range and frees the bucket.
   virtual void Accept(int bucket) = 0;
-  // With replicas: returns the held range in the form in which it travels. The part that this rank
-  // updates receives the sum.
+  // Only with replicas. Returns the held range, converted to the type in which it is sent. The part
+  // that this rank updates receives the sum.
   virtual TensorRef SentInReplicas(int bucket) = 0;
   virtual void AcceptInReplicas(int bucket) = 0;
 };

@@ -1,5 +1,5 @@
-// Brings the weights of ZeRO stage 3 to where a layer reads them: gathers each unit from the ranks
-// of the shard group, a few layers ahead in forward and in backward (unit_schedule.h).
+// Gathers the weights of ZeRO stage 3: each unit (layer) from the ranks of the shard group, a few
+// layers before forward or backward reads it (unit_schedule.h).
 #pragma once
 
 #include <functional>
