@@ -21,40 +21,41 @@ namespace halflife::interop {
 #include "interop/layouts/layouts.inc"
 #undef HL_LAYOUT
 
-// The parts of a class in addition to its mixer. Every other choice is an obstacle.
+// The parts that a class supports in addition to its mixer. PartObstacles returns one line for
+// every other choice, which then cannot be exported.
 enum class MlpBias { kOff, kOn, kOption };
 struct ClassParts {
   const char* norm = "rms_norm";
   bool zero_centered_norm = false;
-  // Options of softmax layers that few classes have, and this one has.
+  // Options of softmax layers that this class supports and most classes do not.
   std::vector<std::string> attention_options = {};
-  bool has_own_blocks = false;  // Layers may have a block of their own.
+  bool has_own_blocks = false;  // Layers may have separate blocks.
   const char* channel_mixer = "swiglu";
   std::vector<std::string> positions = {"none"};
   MlpBias mlp_bias = MlpBias::kOff;
-  // The layout itself checks the options of mixers, or the channel mixers of hybrid layers.
+  // True: the layout itself checks the options of mixers, or the channel mixers of hybrid layers.
   bool checks_mixers = false, checks_channel_mixers = false;
-  // The class has factors of the embedding, of the gate and the output of the MLP, of the residual
-  // branches, and of the logits.
+  // True: the class has factors on the embedding, on the gate and the output of the MLP, on the
+  // residual branches, and on the logits.
   bool embedding_scale = false, mlp_multipliers = false, residual_multiplier = false,
        logit_scale = false;
 };
 std::vector<std::string> PartObstacles(const model::ModelConfig& config, const ClassParts& parts);
-// True for integers that fit an int64_t.
+// Returns true for integers that fit an int64_t.
 bool IsWholeNumber(double value);
 // Returns the value as an integer if it is one.
 nlohmann::ordered_json Number(double value);
 
-// A part of a halflife name, and its replacement in the class.
+// A part of a halflife parameter name (`ours`), and its replacement in the class (`theirs`).
 struct Renaming {
   const char* ours;
   const char* theirs;
 };
-// Applies the renamings in order. Each replaces the first occurrence.
+// Applies the renamings in order. Each one replaces the first occurrence.
 std::string Renamed(std::string parameter, std::span<const Renaming> renamings);
 
-// Reads a list with one name for each layer (config_values.cc). Returns the layers that have a name
-// of `wanted`, and nothing if there is no such list. Messages mention the first name of each kind.
+// Reads a list with one name for each layer (config_values.cc). Returns the layers with a name of
+// `wanted`, or nullopt if there is no such list. Messages mention the first name of each kind.
 struct LayerTypes {
   std::vector<const char*> other, wanted;
 };
