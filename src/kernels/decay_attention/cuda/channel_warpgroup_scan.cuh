@@ -26,14 +26,15 @@ struct ChannelWarpgroupConfig {
   static constexpr bool kNormalised = false;
   static constexpr int kStages = kWarpgroupStages;
   static constexpr int kWarps = kV / 16;  // warps that multiply
-  // The warps with the one that loads. With two warpgroups that multiply, they are a whole
-  // warpgroup, which gives registers to the others: nine warps would have 168 registers per thread,
-  // with which ptxas runs the products one after another.
+  // Warps that load. Only one of them issues loads. With two warpgroups that multiply, three idle
+  // warps complete a third warpgroup, which gives registers to the other two (setmaxnreg). Nine
+  // warps would have 168 registers per thread, with which ptxas serialises the products.
   static constexpr int kLoadWarps = kWarps > 4 ? 4 : 1;
   static constexpr int kThreads = 32 * (kWarps + kLoadWarps);
   static constexpr int kOwnRegisters = 232, kOtherRegisters = 40;  // 168 on average
   static constexpr int kMinBlocksPerSm = WarpgroupScanBlocksPerSm(kK, kV);
-  static constexpr int kChunkBytes = 2 * kChunk * (2 * kK + kV + kChunk);  // that TMA loads
+  // Bytes of a chunk that TMA loads
+  static constexpr int kChunkBytes = 2 * kChunk * (2 * kK + kV + kChunk);
   static constexpr int kSmemBytes = ChannelWarpgroupScanBytes(kK, kV);
 };
 
@@ -54,7 +55,7 @@ struct ChannelWarpgroupShared {
 
 #if HL_HAS_WGMMA
 
-// Loads the chunks of a segment, by one warp.
+// Loads the chunks of a segment. Called by one warp.
 template <typename Config>
 HL_DEVICE void LoadChannelChunks(const ChannelWarpgroupShared<Config>& smem,
                                  const ChunkScanParams& params, const ChannelWarpgroupMaps& maps,

@@ -1,6 +1,6 @@
-// Gradients of decay attention. One block scans the chunks of a segment from the end, with R =
-// dL/d(state) in registers. For decays with one factor per token. Tiles are loaded with cp.async
-// and multiplied with mma.sync.
+// Gradients of decay attention with one decay factor per token. One block scans the chunks of a
+// segment in reverse, with R = dL/d(state) in registers. Tiles are loaded with cp.async and
+// multiplied with mma.sync.
 //
 // The gradient of a decay needs S and R of a chunk together. The chunks between two checkpoints, a
 // group, are therefore scanned twice: forward from the checkpoint, storing the state before each

@@ -1,10 +1,11 @@
-// The reverse scan over chunks: the gradient R of the state, from the last chunk to the first (see
-// backward.h).
+// The reverse scan over chunks, which computes the gradient R of the state from the last chunk to
+// the first (see backward.h).
 //
 // A block owns one sequence, one value head and 64 columns of V. Each of its four warps holds R^T
-// for 16 of these columns in accumulators, and the columns are independent, so a chunk needs one
-// barrier only, for the tiles that all warps read. R^T is an operand of a product straight from
-// its accumulators. dU goes through shared memory, because registers for all of it are short.
+// for 16 of these columns in accumulators. The columns are independent, so a chunk needs only one
+// barrier, after the loads of the tiles that all warps read. The accumulators of R^T are used
+// directly as an operand of the next product. dU goes through shared memory, because there are not
+// enough registers for all of it.
 //
 // Shared memory of a stage, bf16, K = 128, in KiB: k_exit, q_entry and w [64, K] 17 each, scores
 // and dout [64, 64] 9 each, through 0.5. Once: dU [64, 64] 9.

@@ -1,11 +1,11 @@
-// X = (I + L)^-1 for a strictly lower triangular L [64, 64], fp32, by forward substitution in tiles
-// of 16 rows. For row tile i,
+// Computes X = (I + L)^-1 in fp32 for a strictly lower triangular L [64, 64], by forward
+// substitution in tiles of 16 rows. For row tile i,
 //
 //   (I + L_ii) X_ij = I_ij - sum over m in [j, i) of L_im X_mj,
 //
-// and the system of the tile is solved row by row, one thread per column. The error stays that of
-// fp32 also for equal keys, for which repeated squaring of L fails. With beta near 2 the sums
-// cancel, so they are not computed from split TF32 operands.
+// and the system of the tile is solved row by row, one thread per column. With equal keys, where
+// repeated squaring of L fails, the error is still that of fp32. With beta near 2 the sums cancel,
+// so they are not computed from split TF32 operands.
 #pragma once
 
 #include "kernels/delta_rule/cuda/decays.cuh"

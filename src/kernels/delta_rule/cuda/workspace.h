@@ -83,10 +83,10 @@ bool CanUseWgmma(const DeltaRuleArgs& args);
 // columns (K: 64, 128 or 256) and tensors that TMA can read as matrices.
 bool CanScanTokensByWgmma(const DeltaRuleArgs& args);
 
-// Which arrays a pass needs.
+// The pass, or passes, for which a workspace is allocated. It contains these arrays:
 enum class Purpose : uint8_t {
-  // all but `inverse`, and `states` only without CanUseWgmma; with CanScanTokensByWgmma `operand`,
-  // `entry` and `scores` instead
+  // With CanScanTokensByWgmma: operand, entry, scores. With CanUseWgmma: all except inverse and
+  // states. Otherwise: all except inverse.
   kForward,
   kBackward,   // all
   kSummarise,  // w, u, k_exit, through

@@ -11,7 +11,7 @@ constexpr int kScanBlocksPerSm = 2;  // the state for d = 64 uses 86 KiB; 128 re
 constexpr int kStepColumns = 64, kStepRows = 4;
 constexpr int kStepBlocksPerSm = 4;  // 64 registers per thread
 
-// The kind of a scan, and whether its x is the side of k: see the table in cpu/scan.h.
+// The passes of a scan. kKeys: x is the side of the keys (see the table in cpu/scan.h).
 struct ForwardPass {
   static constexpr bool kOutputs = true, kGradients = false, kKeys = false;
 };

@@ -1,10 +1,11 @@
-// The selective scan of 16 states per channel, with all states in registers, for inputs with enough
-// channels to fill a GPU.
+// The selective scan with 16 states per channel, which all stay in registers. Used for inputs with
+// enough channels to fill a GPU.
 //
-// A channel has 4 lanes of a warp, and a lane has 4 of its states for the whole row. Blocks process
-// tiles of 16 tokens in order. Each token of a tile is owned by one lane of the channel, which
-// loads its x and delta and stores its results. The values that a channel's lanes need of its
-// tokens are in shared memory, and so are b and c, which the channels of a block share.
+// A channel is processed by 4 lanes of a warp. Each lane holds 4 of its states for the whole row.
+// Blocks process tiles of 16 tokens in order. Each token of a tile is owned by one lane of the
+// channel, which loads the token's x and delta and stores its results. The other lanes of the
+// channel read the token's values from shared memory. b and c are in shared memory as well, because
+// the channels of a block share them.
 //
 // Shared memory of a block in KiB: values of tokens 32.5; b and c of a tile 2, for two tiles in the
 // forward and one in the backward; in the backward the warps' sums of db and dc, 32.
@@ -17,7 +18,7 @@
 
 namespace halflife::kernels {
 
-// `given` is a, or p of a = -e^p.
+// Returns the decay rate a. `given` is a, or p of a = -e^p.
 HL_DEVICE float DecayOf(float given, bool negative_exp) {
   return negative_exp ? -expf(given) : given;
 }
@@ -284,15 +285,15 @@ __global__ void __launch_bounds__(kThreads, 1)
   StoreRowStates(place, h, results.final);
 }
 
-// The state of the backward between tiles.
+// The state that the backward carries from tile to tile.
 struct Adjoint {
   float later[kStates];        // gradients of the lane's states, from the later tokens
   float da[kStates] = {};      // of the lane's states, over the tokens of the row
   float dskip = 0, dbias = 0;  // over the tokens that the lane owns
 };
 
-// Sums over the channel's states, of the token that the lane owns: the gradients of the step in the
-// exponents, in units of log2(e), and of step x.
+// Gradients of one token that the lane owns, summed over the channel's states: dstep is the
+// gradient of step through the decays, in units of log2(e), and dinput is the gradient of step x.
 struct OwnGrads {
   float dstep, dinput;
 };
@@ -493,7 +494,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     } else {
       ReverseTile<true>(operands, resets, place.lane, a, h, adjoint, of_warp, store);
     }
-    // Not earlier: there are no registers left in which these could wait.
+    // The loads for the next tile start here because there are no free registers for them before.
     if (tile > 0) load(tile - 1);
     __syncthreads();  // every warp has stored its sums, and none reads b and c any more
     StoreTokenSums(place, shape, begin, token_sums, partials.tokens);
