@@ -18,8 +18,8 @@
 
 namespace halflife::model {
 
-// The name and the default options of a variant. Recipes, checkpoints and help texts need no more
-// than this.
+// The name and the default options of a variant. Recipes, checkpoints and help texts use only
+// these.
 struct VariantInfo {
   std::string name;
   std::function<std::unique_ptr<PartOptions>()> defaults;
