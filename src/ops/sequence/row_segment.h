@@ -30,9 +30,9 @@ class SegmentGroup {
   virtual ~SegmentGroup() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  // Every kernel that reads earlier tokens calls this, even if it needs no data from other ranks.
-  // `num_tokens` is the number of tokens before the segment that it reads one by one; 0: none,
-  // because a state summarises them.
+  // Records that a kernel reads earlier tokens. Every such kernel calls it, even if it needs no
+  // data from other ranks. `num_tokens` is the number of tokens before the segment that it reads
+  // individually; 0: none, because a state summarises them.
   virtual void NoteAsked(int64_t num_tokens = 0) {
     ++num_asked_;
     if (num_tokens > 0) reaches_.insert(num_tokens);
