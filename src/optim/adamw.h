@@ -1,5 +1,6 @@
-// AdamW (Loshchilov and Hutter, 2019) by the kernels of kernels/adamw, in one pass over all ranges.
-// Optimizers that treat only matrices in a way of their own use it for their other ranges.
+// AdamW (Loshchilov and Hutter, 2019), in one pass of the kernels of kernels/adamw over all ranges.
+// Optimizers that have their own update only for matrices, such as Muon, use it for all other
+// parameters.
 #pragma once
 
 #include "optim/optimizer.h"
