@@ -31,13 +31,13 @@
 
 namespace halflife::serve {
 
-// An event of a text of a request.
+// An event of one text of a request.
 struct TextEvent {
   size_t text = 0;  // Its index in the request.
   // Scores of prompt tokens, or one new token.
   std::vector<infer::ScoredToken> prompt = {};
   std::optional<infer::ScoredToken> token = {};
-  std::string added;  // Text that became certain with it.
+  std::string added;  // Text that is final now that this token is known.
   // The last event of the text.
   bool ended = false;
   bool stopped = false;  // By the eos token or a stop string.
