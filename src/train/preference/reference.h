@@ -1,6 +1,6 @@
-// The scores of the answers of a split: sums of -ln p by a model. Those of the initial model are
-// the reference of a run with train.preference. They are computed once and kept in the run's
-// folder, because the initial weights are not.
+// Scores of the answers of a split: the sums of -ln p under a model. A run with train.preference
+// needs the scores of its initial model as a reference. They are computed once and stored in the
+// run's folder, because the initial weights are not stored.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,18 +21,19 @@
 
 namespace halflife::train {
 
-// The file in a run's folder.
+// Name of the file in a run's folder.
 inline constexpr char kReferenceFile[] = "reference.safetensors";
 
 class AnswerScores {
  public:
   AnswerScores() = default;
-  // Scores of 0 for the answers of `tokens`, whose labels are data::RowLabels::kPreferences.
+  // Makes scores of 0 for all answers of `tokens`, whose labels are data::RowLabels::kPreferences.
   explicit AnswerScores(const data::TokenView& tokens);
 
-  // [B, max_pairs, 2] fp64 on the CPU: the scores of these rows of the split. A row of -1 has none.
+  // Returns the scores of these rows of the split, [B, max_pairs, 2] fp64 on the CPU. A row of -1
+  // has no pairs.
   at::Tensor Of(std::span<const int64_t> rows, int64_t max_pairs) const;
-  void Set(int64_t row, const double* scores);  // those of all pairs of the row
+  void Set(int64_t row, const double* scores);  // scores of all pairs of the row
   int64_t num_pairs() const { return std::ssize(values_) / 2; }
   std::vector<double>& values() { return values_; }
   const std::vector<double>& values() const { return values_; }
@@ -47,9 +48,9 @@ struct ScoringConfig {
   // As in eval::ValidationConfig.
   const model::SequenceParallel* parallel = nullptr;
   bool equal_passes = false;
-  // No deadline applies to ranks that wait for others with more or slower batches.
+  // True: no deadline applies to ranks that wait for others with more or slower batches.
   bool waits_for_all = false;
-  std::function<void()> on_batch = nullptr;  // After each batch of this rank.
+  std::function<void()> on_batch = nullptr;  // Called after each batch of this rank.
 };
 
 // Scores these rows of the split, in batches of `config.batch` that are distributed over ranks, so

@@ -19,12 +19,12 @@
 
 namespace halflife::train {
 
-// Returns the indices of the FP8 weights, none if the precision is another one.
+// Returns the indices of the FP8 weights. Empty for other precisions.
 std::vector<int> FindFloat8Weights(const LoopConfig& train,
                                    const std::vector<dist::ParamSpec>& specs);
-// Bytes of the FP8 copies of a rank.
+// Returns the bytes of the FP8 copies on one rank.
 double Float8Bytes(const RunConfig& config, const std::vector<dist::ParamSpec>& specs, bool on_gpu);
-// Describes them: "96 matrices, 80.4 % of the parameters".
+// Returns for example "96 matrices, 80.4 % of the parameters".
 std::string DescribeFloat8(const LoopConfig& train, const std::vector<dist::ParamSpec>& specs);
 
 // Throws Error kUsage if the model has no FP8 weight, or if the device is a GPU without FP8 matrix
