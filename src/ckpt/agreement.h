@@ -31,7 +31,7 @@ std::vector<std::string> ComparedFields(const Expectation& expectation);
 // unchanged.
 std::string ReadableValue(const std::string& stored);
 
-// {"a": {"b": [1, 2]}} -> {"a.b": "[1,2]"}; text that is not a JSON object -> {"": text}.
+// Flattens a JSON object: {"a": {"b": [1, 2]}} -> {"a.b": "[1,2]"}. Other text -> {"": text}.
 std::map<std::string, std::string> FlattenJson(const std::string& text);
 
 }  // namespace halflife::ckpt

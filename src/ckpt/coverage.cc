@@ -89,7 +89,8 @@ void CheckArrays(const Manifest& manifest, const std::string& where) {
   }
 }
 
-// Fragments of each file, in the order of their bytes, must touch and end where the file ends.
+// Checks that the fragments of each file, in the order of their bytes, are adjacent and end where
+// the file ends.
 void CheckFiles(const Manifest& manifest, const std::string& where) {
   struct Range {
     uint64_t begin, end;

@@ -370,7 +370,8 @@ uint64_t WordAt(std::string_view bytes, size_t at) {
   return word;
 }
 
-// Protobuf accepts a message that was cut between two fields, so length and hash are checked first.
+// Returns the payload after checking length and hash. They are checked first because protobuf
+// accepts a message that was cut between two fields.
 std::string_view CheckedPayload(std::string_view bytes, const std::string& where) {
   CheckDamage(bytes.size() >= kFrameBytes && bytes.substr(0, 8) == kMagic, where,
               ": not a checkpoint manifest (", bytes.size(), " bytes, magic not found)");

@@ -26,7 +26,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A trailing slash would hide the last name, so it is removed.
+// Returns the path without a trailing slash, which would hide the last name.
 fs::path Normal(const fs::path& path) {
   const fs::path normal = fs::absolute(path).lexically_normal();
   return normal.has_filename() ? normal : normal.parent_path();

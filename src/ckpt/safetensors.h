@@ -45,8 +45,8 @@ struct Header {
   uint64_t data_offset = 0;    // Offset in the file.
 };
 
-// Entries are written in the given order, which must be that of their offsets, without gaps, from
-// 0. The returned size is a multiple of `alignment` >= 8, padded with spaces.
+// Returns the header for entries in the given order, which must be that of their offsets, without
+// gaps, from 0. Its size is a multiple of `alignment` >= 8, padded with spaces.
 std::string BuildHeader(const std::vector<Entry>& entries,
                         const std::map<std::string, std::string>& metadata, uint64_t alignment);
 

@@ -40,7 +40,8 @@ struct ShardLabel {
 
 std::string ShardName(int rank);  // "rank_00003.safetensors"
 
-// Slice `rank` of the layout, array by array, without data. Tensors without elements go to rank 0.
+// Returns the plan of slice `rank` of the layout, array by array, without data. Tensors without
+// elements go to rank 0.
 ShardPlan PlanShard(const dist::ParameterLayout& layout, const std::vector<std::string>& arrays,
                     int rank);
 // The same layout, with pointers to the arena's data.

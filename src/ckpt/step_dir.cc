@@ -43,7 +43,8 @@ void LeaveStep(const StepDir& step, const std::string& why) {
           ", from which this run goes on; it was renamed to ", aside.filename().string());
 }
 
-// A link at the path of the trash would lead to a folder that must not be emptied.
+// Deletes the path unless it is a folder. A link in the place of the trash could lead to a folder
+// that must not be emptied.
 void RemoveUnlessFolder(const fs::path& trash) {
   if (!fs::is_directory(fs::symlink_status(trash))) fs::remove(trash);
 }
