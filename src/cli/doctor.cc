@@ -14,7 +14,7 @@ namespace {
 
 using doctor::Verdict;
 
-// Consecutive checks with the same title form one group.
+// Appends the group. Consecutive checks with the same title become one group.
 void Append(doctor::Group group, doctor::Report& report) {
   if (report.groups.empty() || report.groups.back().title != group.title) {
     report.groups.push_back({group.title, {}});

@@ -94,7 +94,7 @@ class Scored {
   bool reset_at_documents_;
 };
 
-// Ranks with other windows, or another number of windows, would wait for each other forever.
+// Checks that all ranks score the same windows. Otherwise they would wait for each other forever.
 void CheckRanks(const EvalOptions& options, const infer::LoadedModel& loaded, const Scored& scored,
                 int64_t seq_len, dist::RankContext& context) {
   if (context.world_size() == 1) return;
@@ -210,7 +210,7 @@ std::vector<std::string> TextFiles(const std::vector<std::string>& names) {
   return files;
 }
 
-// Multiple choice (--tasks).
+// Evaluates multiple choice tasks (--tasks).
 ExitCode EvaluateTasks(const EvalOptions& options, const infer::LoadedModel& loaded,
                        const dist::RankContext& context) {
   HL_CHECK_AS(ExitCode::kUsage, context.world_size() == 1, "--tasks on ", context.world_size(),

@@ -34,7 +34,8 @@ ordered_json AttentionJson(const eval::AttentionSummary& summary) {
   return json;
 }
 
-// Files from before there were protocols have segments, and do not say so.
+// Returns the key of a row. Files from versions without protocols contain segments, and their rows
+// do not name them.
 ordered_json KeyOf(const std::string& method, const std::string& protocol, int64_t length) {
   ordered_json key = {{"method", method}};
   if (protocol != "segments") key["protocol"] = protocol;

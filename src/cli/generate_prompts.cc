@@ -28,8 +28,8 @@ struct Prompt {
   std::string place;                        // For messages about it.
 };
 
-// Each line is a string, or an object with a string "prompt"; with --chat, a list of messages, or
-// an object with the list "messages". Other fields are ignored.
+// Reads prompts. Each line is a string, or an object with a string "prompt". With --chat, it is a
+// list of messages, or an object with the list "messages". Other fields are ignored.
 std::vector<Prompt> ReadPrompts(const std::string& file, bool chat) {
   std::istringstream lines(ReadStream(file, ExitCode::kData, kMaxPromptsBytes));
   const char* const field = chat ? "messages" : "prompt";
@@ -58,7 +58,7 @@ std::vector<Prompt> ReadPrompts(const std::string& file, bool chat) {
   return prompts;
 }
 
-// {"prompt": ...}, or {"messages": [...]} with --chat.
+// Returns {"prompt": ...}, or {"messages": [...]} with --chat.
 nlohmann::ordered_json PromptJson(const FinishedText& text) {
   if (text.messages.empty()) return {{"prompt", text.prompt}};
   nlohmann::ordered_json messages = nlohmann::ordered_json::array();

@@ -102,7 +102,7 @@ report::PageContent ReadContent(const std::vector<std::string>& paths,
   return content;
 }
 
-// A picture contains only the curves by length.
+// Renders a picture, which contains only the curves by length.
 std::string RenderPicture(const report::PageContent& content, const std::string& out) {
   HL_CHECK_AS(ExitCode::kUsage, content.sweeps.empty(), "--out ", out,
               ": a picture does not show a sweep. Use --out report.html; the sweep's own picture "

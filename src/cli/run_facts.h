@@ -11,7 +11,7 @@ namespace halflife::cli {
 // Fills in the facts of `run.config_text`, or `config_problem`, and those of the newest
 // checkpoint's manifest. A run without a checkpoint, or with a damaged one, can still be reported.
 void AddRunFacts(report::RunRecord& run);
-// ReadRun and AddRunFacts.
+// Calls ReadRun and AddRunFacts.
 report::RunRecord ReadRunWithFacts(const std::filesystem::path& path);
 
 }  // namespace halflife::cli

@@ -32,7 +32,8 @@ struct Input {
   int64_t text_bytes = 0;  // Bytes of the text of the tokens. 0: unknown (--tokens).
 };
 
-// Every rank reads files itself. Only rank 0 has standard input and sends it to the others.
+// Returns the input on all ranks. Every rank reads a file itself. Standard input is read by rank 0
+// and sent to the others.
 std::string ReadInput(const std::string& file, dist::RankContext& context) {
   const bool is_stdin = file == "-" || file == "/dev/stdin";
   const bool mine = !is_stdin || context.rank() == 0;
@@ -127,8 +128,8 @@ std::vector<std::vector<float>> Collect(const std::vector<std::string>& shares,
   return scores;
 }
 
-// {"ids":[...],"logprobs":[...]}, floats with the fewest digits that read back as the same fp32;
-// what is not finite has no number in JSON.
+// Appends {"ids":[...],"logprobs":[...]}. Floats have the fewest digits that read back as the same
+// fp32 value. Values that are not finite are null, because JSON cannot represent them.
 void AppendLine(const std::vector<int32_t>& ids, const std::vector<float>& scores,
                 std::string& text) {
   text += "{\"ids\":[";
@@ -169,7 +170,8 @@ void Report(const Input& input, const std::vector<std::vector<float>>& scores, b
     HL_WARN("score", not_finite, " of ", count, " scores are not finite: null in ", out);
 }
 
-// Ranks with different sequences would return other scores than rank 0 expects.
+// Checks that all ranks have the same sequences. Otherwise they would return other scores than rank
+// 0 expects.
 void CheckRanks(const ScoreOptions& options, const infer::LoadedModel& loaded,
                 const Sequences& sequences, dist::RankContext& context) {
   if (context.world_size() == 1) return;

@@ -97,8 +97,8 @@ train::WarmStartRules InitRules(const TrainOptions& options) {
   return rules;
 }
 
-// The name of a run contains the names of all its recipes, so different combinations of files make
-// different runs.
+// Returns a run folder whose name contains the names of all recipes, so different combinations of
+// files make different runs.
 std::filesystem::path DefaultRun(const std::vector<std::string>& configs) {
   return std::filesystem::path("runs") / Join(configs, "+", [](const std::string& config) {
            return std::filesystem::path(config).stem().string();
@@ -196,7 +196,8 @@ ExitCode DryRun(train::RunConfig config, int ranks_here) {
   return ExitCode::kFinished;
 }
 
-// Embedding rows of other text are trained from noise: this is valid, but rarely intended.
+// Warns if the tokenizer differs from that of the initial weights. Embedding rows of other text are
+// trained from noise, which is valid but rarely intended.
 void WarnOfOtherTokens(const std::string& init_from, const std::string& dataset) {
   const auto own = OpenTokenizer(init_from);
   if (own == nullptr) return;

@@ -21,8 +21,9 @@ struct Failure {
   bool is_consequence = false;  // A collective failed because another rank is gone.
 };
 
-// An Error keeps its code. A file system error or lack of memory is kEnvironment. Any other
-// exception is kInternal, a bug. The text omits LibTorch's stack trace.
+// Converts an exception to a failure. An Error keeps its code, a file system error or lack of
+// memory is kEnvironment, and any other exception is kInternal, a bug. The text omits LibTorch's
+// stack trace.
 Failure DescribeFailure(const std::exception_ptr& thrown);
 
 // `timeout_s`: the limit of one collective, in seconds. The body sets `abort_dir` to the run's

@@ -152,15 +152,15 @@ std::string DoesNothingWithout(const CLI::Option& option, const CLI::Option& mod
 // Options that several subcommands share.
 inline constexpr char kModelHelp[] =
     "A run (its newest step), RUN@best or RUN@1200, a step's folder, or a Hugging Face folder";
-// --tokenizer, for data::OpenTokenizer. `standard` describes its default, for example "the
+// Declares --tokenizer, for data::OpenTokenizer. `standard` describes its default, for example "the
 // model's".
 void AddTokenizer(OptionDeclarer& declare, std::string& tokenizer, const std::string& standard);
-// --weights, for a run with a moving average of its weights.
+// Declares --weights, for a run with a moving average of its weights.
 void AddWeights(OptionDeclarer& declare, std::string& weights);
-// --special-tokens for `texts`, for example "the prompt".
+// Declares --special-tokens for `texts`, for example "the prompt".
 void AddSpecialTokens(OptionDeclarer& declare, data::SpecialTokens& special,
                       const std::string& texts);
-// --device and --precision.
+// Declares --device and --precision.
 void AddCompute(OptionDeclarer& declare, ComputeOptions& compute);
 
 }  // namespace halflife::cli

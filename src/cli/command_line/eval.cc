@@ -41,7 +41,7 @@ Use EvalUse() {
                      ExitCode::kInterrupted}};
 }
 
-// The model, the scored data and the windows.
+// Declares the options of the model, the scored data and the windows.
 void AddScoring(OptionDeclarer& declare, EvalOptions& options) {
   declare.Required("--model RUN", options.model, kModelHelp);
   AddWeights(declare, options.weights);

@@ -114,8 +114,8 @@ class HelpFormatter final : public CLI::Formatter {
     return Row(command->get_name(), command->get_description());
   }
 
-  // A parent's "[Exactly 1 of the following options is required]" is about subcommands, which the
-  // usage line already shows.
+  // Omits a parent's "[Exactly 1 of the following options is required]", which is about
+  // subcommands: the usage line already shows it.
   std::string make_description(const CLI::App* app) const override {
     return WrapText(app->get_description(), kWidth, kWidth, 0) + ".\n\n";
   }

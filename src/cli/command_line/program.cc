@@ -54,7 +54,7 @@ std::vector<std::string> OptionsOf(const CLI::App& app) {
   return names;
 }
 
-// Advice for the subcommands of other programs (litgpt, tune, lm_eval).
+// Returns advice for the subcommands of other programs (litgpt, tune, lm_eval).
 std::string Equivalent(const std::string& word) {
   static constexpr const char* kForeign[][2] = {
       {"chat", "generate --chat"},
@@ -164,7 +164,7 @@ class Findings {
     return words_;
   }
 
-  // Too few or too many values.
+  // Describes the error of too few or too many values.
   std::string Count() const {
     const CLI::Option* option = Named();
     if (option == nullptr) return words_;
@@ -192,7 +192,7 @@ class Findings {
     return words_;
   }
 
-  // Words that the command does not accept.
+  // Describes the error of words that the command does not accept.
   std::string Extras() const {
     std::vector<std::string> extras = command_.remaining();
     if (extras.empty()) return words_;

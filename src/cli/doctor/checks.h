@@ -53,8 +53,8 @@ struct Report {
 };
 
 std::string ReportText(const Report& report);
-// Keys: halflife, git_hash, host, world_size, num_ok, num_warn, num_fail, findings: a list of
-// {group, name, verdict, text, remedy, values}.
+// Returns an object with these keys: halflife, git_hash, host, world_size, num_ok, num_warn,
+// num_fail, findings: a list of {group, name, verdict, text, remedy, values}.
 nlohmann::ordered_json ReportJson(const Report& report);
 
 // The places that checks read. Tests use folders of their own.
@@ -123,8 +123,9 @@ std::filesystem::path ExistingFolder(const std::filesystem::path& path);
 std::string LoadedTorch();
 std::string LoadedProtobuf();
 
-// WARN if the loaded version differs from the build version. `maps` is the text of /proc/self/maps,
-// which contains the path of the library's file. A library without a file is compiled in.
+// Returns WARN if the loaded version differs from the build version. `maps` is the text of
+// /proc/self/maps, which contains the path of the library's file. A library without a file is
+// compiled in.
 Finding JudgeLibrary(const LibraryVersion& library, const std::string& maps);
 
 // Where a rank runs.
@@ -141,8 +142,8 @@ constexpr size_t kCoresOfGpuRank = 6;
 // cores each, WARN if a rank, or all ranks together, have more threads than cores.
 std::vector<Finding> JudgePlaces(const std::vector<RankPlace>& places);
 
-// FAIL if ranks compute on different kinds of device ("cuda" and "cpu"), which cannot sum with each
-// other. Empty if all are equal.
+// Returns FAIL if ranks compute on different kinds of device ("cuda" and "cpu"), which cannot sum
+// with each other. Empty if all are equal.
 std::vector<Finding> JudgeDevices(const std::vector<std::string>& of_ranks);
 
 // Collective. Sums fp32 tensors of growing size, compares every element with the exact sum, and

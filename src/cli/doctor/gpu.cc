@@ -88,7 +88,7 @@ std::vector<Finding> AskCuda(const CheckInputs& inputs, bool has_driver) {
 
 #else
 
-// Findings from the driver, without CUDA.
+// Returns the findings of the driver, without CUDA.
 std::vector<Finding> AskDriver(const CheckInputs& inputs) {
   std::vector<Finding> findings;
   std::error_code ignored;

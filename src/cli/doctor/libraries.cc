@@ -51,7 +51,7 @@ Finding Compiler() {
   return {Verdict::kOk, "this build", Concat("compiler ", __VERSION__, ", ", kind, cuda)};
 }
 
-// SentencePiece is loaded on first use, so the program also starts without it.
+// Checks SentencePiece. It is loaded on first use, so the program also starts without it.
 Finding SentencePiece(const CheckInputs& inputs) {
   Finding finding{Verdict::kOk, "sentencepiece", HALFLIFE_SENTENCEPIECE_VERSION};
   try {

@@ -44,7 +44,7 @@ Finding Judge(const LimitRow& row, uint64_t limit) {
   return finding;
 }
 
-// InfiniBand adapters access registered memory, which is locked.
+// Checks the limit of locked memory. InfiniBand adapters access registered memory, which is locked.
 Finding LockedMemory(uint64_t limit, bool has_infiniband) {
   Finding finding{Verdict::kOk, "memlock", LimitText(limit, true)};
   if (limit == kUnlimited) return finding;

@@ -28,8 +28,8 @@ Finding DescribePort(const CheckInputs& inputs, const std::string& device, const
       active ? "" : "run ibstat for details; NCCL and MPI skip inactive ports"};
 }
 
-// "MPI plugin types are...\n\tpmix\n\tpmi2\nspecific pmix plugin versions available: pmix_v4\n" ->
-// "pmix, pmix_v4".
+// Parses the plugins of srun: "MPI plugin types are...\n\tpmix\n\tpmi2\nspecific pmix plugin
+// versions available: pmix_v4\n" -> "pmix, pmix_v4".
 std::string PmixTypes(const std::string& list) {
   std::istringstream words(list);
   std::string types;

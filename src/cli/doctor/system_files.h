@@ -19,7 +19,7 @@ std::optional<uint64_t> ParseLimit(std::string_view limits, std::string_view row
 // Returns the value after the first "key:" of /proc/self/status or /proc/cpuinfo, or "".
 std::string ParseField(std::string_view text, std::string_view key);
 
-// "0-3,8,10-11" -> {0, 1, 2, 3, 8, 10, 11}. Unreadable parts are skipped.
+// Parses a list of CPUs: "0-3,8,10-11" -> {0, 1, 2, 3, 8, 10, 11}. Invalid parts are skipped.
 std::vector<int> ParseCpuList(std::string_view list);
 
 // cgroup v2 cpu.max: "200000 100000" -> 2.0 cores; "max 100000" -> nullopt.

@@ -39,7 +39,8 @@ Json SplitJson(const Dataset& dataset, Split split) {
   return json;
 }
 
-// Labelled rows have a test split in addition to the two splits of text.
+// Returns the splits of a dataset. Labelled rows have a test split in addition to the two splits of
+// text.
 std::vector<Split> SplitsOf(const data::DatasetInfo& info) {
   std::vector<Split> splits = {Split::kTrain, Split::kValidation};
   if (info.has_rows()) splits.push_back(Split::kTest);

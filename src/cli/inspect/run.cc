@@ -21,7 +21,8 @@ using Json = nlohmann::ordered_json;
 
 namespace {
 
-// A validation may have only named sets.
+// Returns true if the line has the scores of the unnamed set. A validation may have only named
+// sets.
 bool ScoresASet(const Json& line) {
   for (const auto& [key, value] : line.items())
     if (key == "val_loss" || key.starts_with("val_loss/")) return true;
@@ -177,7 +178,7 @@ Json Mixers(const std::string& model_config_json) {
   }
 }
 
-// Text that is not JSON is shown as a string.
+// Parses the model's config. Text that is not JSON is returned as a string.
 Json ModelJson(const std::string& model_config_json) {
   Json json = Json::parse(model_config_json, nullptr, /*allow_exceptions=*/false);
   return json.is_discarded() ? Json(model_config_json) : json;

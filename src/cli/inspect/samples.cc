@@ -15,7 +15,8 @@ using Json = nlohmann::ordered_json;
 
 namespace {
 
-// A dataset has the default order of a run on it.
+// Returns the recipe that decides the order of samples. A dataset has the default order of a run on
+// it.
 train::RunConfig RecipeOf(const fs::path& path) {
   if (IsRun(path)) return train::LoadRunConfig(path / "config.textproto", {});
   if (IsRecipe(path)) return train::LoadRunConfig(path, {});
@@ -49,8 +50,8 @@ std::vector<int32_t> Range(const std::vector<int32_t>& row, size_t begin, size_t
   return {row.begin() + static_cast<int64_t>(begin), row.begin() + static_cast<int64_t>(end)};
 }
 
-// Text has its next tokens as labels, which are not repeated. A class is named. All other labels
-// are texts, one for each range of labelled tokens.
+// Returns the labels of a row. Text has its next tokens as labels, which are not repeated. Classes
+// are shown by name. All other labels are texts, one for each range of labelled tokens.
 Json Labels(const data::DatasetInfo& info, const data::Batch& row, const Decoder& decode) {
   Json labels = Json::array();
   for (size_t t = 0; t < row.targets.size(); ++t) {
