@@ -157,7 +157,8 @@ bool IsTemporary(const std::string& name) {
   return IsHex(name.substr(infix + kTemporaryInfix.size()), kTemporaryDigits);
 }
 
-// Error messages name `path`, which the caller knows, and not the temporary file.
+// Replaces the file through a temporary one. Error messages name `path`, which the caller knows,
+// not the temporary file.
 void Replace(const fs::path& path, std::string_view bytes, mode_t mode, ExitCode code) {
   struct stat old {};
   const bool exists = ::lstat(path.c_str(), &old) == 0;

@@ -21,7 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// MemTotal plus SwapTotal from /proc/meminfo, which is in KiB. Returns bytes.
+// Returns MemTotal plus SwapTotal of /proc/meminfo in bytes. The file has KiB.
 uint64_t MemoryAndSwap(const fs::path& proc) {
   std::ifstream meminfo(proc / "meminfo");
   uint64_t kib = 0;
@@ -32,7 +32,7 @@ uint64_t MemoryAndSwap(const fs::path& proc) {
   return kib * 1024;
 }
 
-// A cgroup limit file holds a number of bytes or "max".
+// Reads a cgroup limit file, which contains a number of bytes or "max".
 uint64_t ReadLimit(const fs::path& file) {
   uint64_t bytes = UINT64_MAX;
   std::ifstream(file) >> bytes;

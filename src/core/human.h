@@ -13,7 +13,7 @@ std::string HumanCount(double count);
 std::string HumanSeconds(double seconds);
 std::string Counted(int64_t count, const std::string& noun);  // "1 file", "12 files"
 std::string Fixed(double value, int digits);                  // a fixed number of decimals
-// Padded on the right with blanks to `width` bytes.
+// Pads the text with blanks on the right to `width` bytes.
 std::string Padded(std::string text, size_t width);
 
 // Writes a number with the fewest digits that read back as the same number. Used for files of

@@ -24,8 +24,8 @@ int JsonNesting(std::string_view text);
 // than `max_bytes` or is nested deeper than kMaxJsonNesting.
 std::string ReadJsonText(const std::filesystem::path& path, uint64_t max_bytes = kMaxJsonBytes);
 
-// Bytes that are not valid UTF-8 (in paths, or in parts of characters) are written as U+FFFD. An
-// indent of -1 writes one line.
+// Returns the JSON as text. Bytes that are not valid UTF-8 (in paths, or in parts of characters)
+// are written as U+FFFD. An indent of -1 writes one line.
 std::string JsonText(const nlohmann::ordered_json& json, int indent = -1);
 
 // A file of JSON lines. Each line is appended with one write(2): readers never see half a line of a
@@ -38,7 +38,7 @@ class JsonlWriter {
   // Creates the file or appends to it. If a writer crashed within the last line, that line is first
   // ended with a newline.
   JsonlWriter(const std::filesystem::path& path, ExitCode code);
-  // NaN and infinities are written as null, because JSON cannot represent them.
+  // Appends a line. NaN and infinities are written as null, because JSON cannot represent them.
   void Append(const nlohmann::ordered_json& line);
 
  private:

@@ -12,7 +12,8 @@ std::string_view LastPart(std::string_view name) { return name.substr(name.rfind
 // Returns the most edits that still look like a typing error: a third of the letters, at least one.
 int MostEdits(std::string_view name) { return std::max(1, static_cast<int>(name.size()) / 3); }
 
-// Smaller is likelier. A distance above MostEdits means that `known` was not intended.
+// Returns a distance, smaller for likelier names. A distance above MostEdits means that `known` was
+// not intended.
 int Distance(std::string_view name, std::string_view known) {
   if (!name.empty() && (known.starts_with(name) || LastPart(known) == name)) return 1;
   return EditDistance(name, known);

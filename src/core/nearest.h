@@ -13,11 +13,11 @@ namespace halflife {
 // string to the other (optimal string alignment).
 int EditDistance(std::string_view from, std::string_view to);
 
-// At most three names, the nearest first. A known name qualifies if it is a few edits away, starts
-// with `name`, or has `name` as its last dotted part.
+// Returns at most three names, the nearest first. A known name qualifies if it is a few edits away,
+// starts with `name`, or has `name` as its last dotted part.
 std::vector<std::string> NearestNames(std::string_view name, const std::vector<std::string>& known);
 
-// "; did you mean 'train' or 'eval'?", or an empty string if no known name is near.
+// Returns "; did you mean 'train' or 'eval'?", or an empty string if no known name is near.
 std::string DidYouMean(std::string_view name, const std::vector<std::string>& known);
 
 }  // namespace halflife

@@ -47,8 +47,8 @@ HL_HOST_DEVICE inline uint64_t SplitMix64(uint64_t z) {
   return z ^ (z >> 31);
 }
 
-// FNV-1a hash of a parameter's name. Draws without a sample (initialisation) use it as their
-// `layer`.
+// Returns the FNV-1a hash of a parameter's name. Draws without a sample (initialisation) use it as
+// their `layer`.
 HL_HOST_DEVICE inline uint32_t NameHash32(const char* name, uint64_t length) {
   uint32_t hash = 2166136261u;
   for (uint64_t i = 0; i < length; ++i)
@@ -85,11 +85,11 @@ HL_HOST_DEVICE inline RandomCounter Draw(RandomKey key, uint64_t sample, uint32_
                     key);
 }
 
-// 24 random bits, exact in fp32, in [0, 1).
+// Returns a number in [0, 1) from 24 random bits, exact in fp32.
 HL_HOST_DEVICE inline float ToUniform(uint32_t bits) {
   return static_cast<float>(bits >> 8) * 0x1p-24f;
 }
-// 53 random bits from two words, in [0, 1).
+// Returns a number in [0, 1) from 53 random bits of two words.
 HL_HOST_DEVICE inline double ToUniform(uint32_t hi, uint32_t lo) {
   return static_cast<double>((static_cast<uint64_t>(hi) << 32 | lo) >> 11) * 0x1p-53;
 }

@@ -28,7 +28,8 @@ struct TensorRef {
   Device device = {};
 
   size_t bytes() const { return static_cast<size_t>(count) * SizeOf(dtype); }
-  // Slices of a reference without memory (as a plan uses them) have no memory either.
+  // Returns a slice. A slice of a reference without memory, as a plan uses it, has no memory
+  // either.
   TensorRef Slice(int64_t begin, int64_t length) const {
     char* const first = static_cast<char*>(data);
     return {first == nullptr ? nullptr : first + begin * static_cast<int64_t>(SizeOf(dtype)),

@@ -18,11 +18,12 @@
 
 namespace halflife {
 
-// CRC-32C (Castagnoli polynomial 0x1EDC6F41, reflected, as in RFC 3720 B.4), the checksum of
-// TFRecord files.
+// Returns the CRC-32C (Castagnoli polynomial 0x1EDC6F41, reflected, as in RFC 3720 B.4), the
+// checksum of TFRecord files.
 uint32_t Crc32c(std::string_view bytes);
 
-// Rotated and shifted, so that the CRC of data that itself contains CRCs remains a good checksum.
+// Returns the CRC rotated and shifted, so that the CRC of data that itself contains CRCs remains a
+// good checksum.
 uint32_t MaskedCrc32c(std::string_view bytes);
 
 std::string FrameTfRecord(std::string_view payload);

@@ -19,7 +19,7 @@ class Trace {
  public:
   explicit Trace(int rank);
 
-  // Times are Unix time in microseconds. The slices of one track must not overlap.
+  // Adds a slice. Times are Unix time in microseconds. The slices of one track must not overlap.
   void Slice(const std::string& track, const std::string& name, int64_t begin_us, int64_t end_us);
   // For operations that may overlap others of the same track.
   void Overlapping(const std::string& track, const std::string& name, int64_t begin_us,
