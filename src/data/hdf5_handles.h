@@ -47,8 +47,9 @@ class Hdf5Handle {
   Close close_ = nullptr;
 };
 
-// The reason why the last call failed: the system's error text if HDF5 quotes one ("No space left
-// on device"), otherwise "HDF5: " with its innermost and outermost message. Call under the lock.
+// Returns the reason why the last call failed: the system's error text if HDF5 quotes one ("No
+// space left on device"), otherwise "HDF5: " with its innermost and outermost message. Call under
+// the lock.
 std::string Hdf5ErrorText();
 
 template <typename Result, typename Describe>

@@ -43,7 +43,7 @@ InputFiles FindInputFiles(const std::vector<std::string>& names,
 void RequireApart(const InputFiles& training, const InputFiles& held_out, const std::string& flag);
 uint64_t DiskBytes(const InputFiles& inputs);
 
-// One file of plain text with any name. It is decompressed if the name ends in .gz or .zst. Throws
+// Returns one file of plain text with any name. It is decompressed if the name ends in .gz or .zst.
 // Throws Error kData for .jsonl and for anything that is not a regular file.
 InputFile PlainTextFile(const std::filesystem::path& path);
 
@@ -55,7 +55,7 @@ class ByteStream {
   // Reads up to `size` bytes; returns 0 only at the end. Throws Error kData, naming the file, for
   // damaged or truncated compressed data and for read errors.
   virtual size_t Read(char* out, size_t size) = 0;
-  // Bytes read from the disk so far.
+  // Returns the bytes read from the disk so far.
   virtual uint64_t disk_bytes() const = 0;
 };
 

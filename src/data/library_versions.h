@@ -7,7 +7,7 @@
 
 namespace halflife::data {
 
-// HDF5, PCRE2, utf8proc, zstd, zlib.
+// Returns the versions of HDF5, PCRE2, utf8proc, zstd and zlib.
 std::vector<LibraryVersion> DataLibraries();
 
 }  // namespace halflife::data

@@ -48,7 +48,7 @@ struct Manifest {
   std::vector<std::string> classes = {};
 
   bool has_rows() const { return row_len > 0; }
-  // Exclusive upper bound of the labels; 0 for text.
+  // Returns the exclusive upper bound of the labels; 0 for text.
   int num_labels() const {
     if (!has_rows()) return 0;
     return labels == RowLabels::kClasses ? static_cast<int>(classes.size()) : vocab_size;

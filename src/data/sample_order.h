@@ -39,8 +39,8 @@ struct SampleOrder {
   uint64_t StepAt(uint64_t first_sample) const;
 };
 
-// A bijection of [0, size) for every (seed, epoch): a Feistel network on the next power of four,
-// with cycle walking.
+// Permutes [0, size) by a bijection for every (seed, epoch): a Feistel network on the next power of
+// four, with cycle walking.
 uint64_t PermuteIndex(uint64_t index, uint64_t size, uint64_t seed, uint64_t epoch);
 
 }  // namespace halflife::data

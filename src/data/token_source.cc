@@ -232,8 +232,8 @@ class TokenSource::Impl {
     Start();
   }
 
-  // All ranks advance by one micro-batch at a time, and therefore together by micro_batch * dp_size
-  // samples.
+  // Returns the next sample of all ranks. They advance by one micro-batch at a time, and therefore
+  // together by micro_batch * dp_size samples.
   uint64_t next_sample() const {
     return order_.FirstSample(position_ / micro_batches()) +
            position_ % micro_batches() *

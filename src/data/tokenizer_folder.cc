@@ -31,7 +31,7 @@ std::unique_ptr<Tokenizer> OpenSentencePiece(const fs::path& path) {
   }
 }
 
-// Also reads the chat templates in the same folder.
+// Opens a byte-level BPE tokenizer, with the chat templates in the same folder.
 std::unique_ptr<Tokenizer> OpenBpe(const fs::path& path) {
   std::map<std::string, std::string> files = {
       {kTokenizerJsonFile, ReadFile(path, ExitCode::kData)}};
@@ -44,7 +44,8 @@ std::unique_ptr<Tokenizer> OpenBpe(const fs::path& path) {
   return tokenizer;
 }
 
-// ByT5's ids are those of `bytes`. Its sentinels (extra_ids) come after them and represent no text.
+// Returns true for ByT5, whose ids are those of `bytes`. Its sentinels (extra_ids) come after them
+// and represent no text.
 bool IsByT5(const fs::path& config_path) {
   if (!IsFile(config_path)) return false;
   const auto config = nlohmann::json::parse(ReadJsonText(config_path), nullptr, false);

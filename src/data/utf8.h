@@ -17,7 +17,7 @@ size_t FindInvalidUtf8(std::string_view text);
 // standard).
 std::string ReplaceInvalidUtf8(std::string_view text);
 
-// The number of bytes at the end (0 to 3) that begin an incomplete character.
+// Returns the number of bytes at the end (0 to 3) that begin an incomplete character.
 size_t IncompleteUtf8Tail(std::string_view text);
 
 }  // namespace halflife::data

@@ -144,8 +144,8 @@ std::string TokenizerConfigJson(const BpeSpec& spec, const SpecialIds& ids) {
 
 namespace {
 
-// The number of bytes of the white space character (Unicode White_Space) at the start of `text`; 0
-// if there is none.
+// Returns the number of bytes of the white space character (Unicode White_Space) at the start of
+// `text`, or 0 if there is none.
 size_t SpaceAtStart(std::string_view text) {
   static constexpr std::array<std::string_view, 25> kSpaces = {
       "\t",           "\n",           "\v",
@@ -168,7 +168,7 @@ size_t SkipSpaces(std::string_view text, size_t at) {
   return at;
 }
 
-// The start of the white space that ends at `end`.
+// Returns the start of the white space that ends at `end`.
 size_t SpacesBefore(std::string_view text, size_t end) {
   while (end > 0) {
     size_t begin = end - 1;

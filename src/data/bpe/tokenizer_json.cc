@@ -319,8 +319,8 @@ class Reader {
     }
   }
 
-  // Encode does not add special tokens around a text. The one at the end of the template identifies
-  // eos.
+  // Reads the post-processor only to find eos, the special token at the end of its template. Encode
+  // does not add special tokens around a text.
   void ReadPostProcessor(const json& processor, size_t depth) {
     if (processor.is_null()) return;
     const std::string type = Type(processor);

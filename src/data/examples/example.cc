@@ -20,7 +20,8 @@ bool HasAnswer(const PreferenceRecord::Answer& answer) {
          });
 }
 
-// The number of equal messages at the beginning of both lists, without the last of each.
+// Returns the number of equal messages at the beginning of both lists, without the last message of
+// each.
 size_t SharedMessages(const std::vector<ChatMessage>& one, const std::vector<ChatMessage>& other) {
   size_t shared = 0;
   while (shared + 1 < std::min(one.size(), other.size()) &&
@@ -29,8 +30,8 @@ size_t SharedMessages(const std::vector<ChatMessage>& one, const std::vector<Cha
   return shared;
 }
 
-// Puts the prompt in front of an answer and marks it as given. Without a prompt, the first
-// `num_given` messages are it.
+// Puts the prompt in front of an answer and marks it as given. Without a prompt, marks the first
+// `num_given` messages.
 void MarkPrompt(const std::vector<ChatMessage>& prompt, size_t num_given,
                 std::vector<ChatMessage>& messages) {
   messages.insert(messages.begin(), prompt.begin(), prompt.end());

@@ -37,8 +37,8 @@ struct PreferenceRecord {
   bool has_answers() const;  // False if an answer is empty, or a list has no assistant's message.
 };
 
-// The arguments are JSON; an empty prompt means that the record has none. Throws Error kData, with
-// `place` in front of the message, for another form.
+// Reads a record from JSON texts. An empty `prompt` means that the record has none. Throws Error
+// kData, with `place` in front of the message, for another form.
 PreferenceRecord ReadPreference(const std::string& prompt, const std::string& chosen,
                                 const std::string& rejected, const std::string& place);
 
@@ -80,8 +80,8 @@ class ExampleEncoder {
   // without eos. An example without any token of its answer left is dropped.
   Example OfAnswer(std::string_view prompt, std::string_view answer,
                    const std::string& place) const;
-  // The label of a token is the next token if an assistant writes that. No eos is added: the
-  // template ends the turns. An example without any label left is dropped.
+  // Returns an example in which the label of a token is the next token if an assistant writes that.
+  // No eos is added, because the template ends the turns. An example without any label is dropped.
   Example OfChat(ChatTokens tokens, const std::string& place) const;
   // Joins two sequences, which may be of any length, to a pair. Both must fit into one row, and the
   // pair is dropped with either of them. They are never truncated, because the ends of answers

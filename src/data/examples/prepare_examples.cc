@@ -96,7 +96,7 @@ void RequireTemplate(const std::optional<ChatTemplate>& chat, const PrepareExamp
       ". Name the template of the model with --template: ", Join(ChatTemplateNames(), ", "), ".");
 }
 
-// Preferences need a template only if a record is a conversation.
+// Returns the chat template. Preferences need one only if a record is a conversation.
 std::optional<ChatTemplate> ChooseTemplate(const PrepareExamplesConfig& config,
                                            const Tokenizer& tokenizer) {
   if (!config.conversations && config.labels != RowLabels::kPreferences) return std::nullopt;
