@@ -97,8 +97,8 @@ std::string BroadcastBytes(Communicator& comm, std::string bytes, int root, OpTa
   return bytes;
 }
 
-// The bytes of a subtree of ranks travel as one text: for each rank, in order, the length of its
-// bytes (8 bytes) and the bytes.
+// Gathers the bytes of all ranks. The bytes of a subtree of ranks are sent as one text: for each
+// rank, in order, the length of its bytes (8 bytes) and the bytes.
 std::vector<std::string> GatherBytes(Communicator& comm, const std::string& bytes, OpTag tag,
                                      const Waiter& wait) {
   const int rank = comm.rank(), size = comm.size();

@@ -16,7 +16,8 @@ struct Range {
   int64_t length() const { return end - begin; }
 };
 
-// Part `index` of `range`, divided into `parts` parts whose lengths differ by at most one element.
+// Returns part `index` of `range`, divided into `parts` parts whose lengths differ by at most one
+// element.
 Range Part(Range range, int64_t index, int64_t parts) {
   return {range.begin + range.length() * index / parts,
           range.begin + range.length() * (index + 1) / parts};
@@ -39,7 +40,7 @@ void WidenInto(const TensorRef& from, char* to) {
   for (int64_t i = 0; i < from.count; ++i) reinterpret_cast<float*>(to)[i] = Widen(values[i]);
 }
 
-// The inverse of WidenInto. Rounds to nearest even.
+// Undoes WidenInto. Rounds to nearest even.
 void NarrowInto(const char* from, const TensorRef& to) {
   if (to.dtype != DType::kBF16) return CopyToSelf(from, At(to, 0), to.bytes());
   auto* const values = static_cast<Bf16*>(to.data);

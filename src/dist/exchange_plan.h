@@ -48,8 +48,8 @@ struct ExchangeLimits {
   int one_round_ranks = 32;
 };
 
-// The plan keeps a copy of `request`. The memory of its tensors is borrowed until the last chain
-// has ended.
+// Makes the plan of one rank. It keeps a copy of `request`, and borrows the memory of its tensors
+// until the last chain has ended.
 ExchangePlan MakeExchangePlan(const Request& request, int rank, int size,
                               const ExchangeLimits& limits);
 

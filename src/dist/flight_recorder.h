@@ -91,8 +91,8 @@ class FlightRecorder {
   // Records why this rank fails. Only the first call has an effect.
   void Fail(const std::string& cause);
 
-  // Also writes phases and operations that end from now on to `trace`, which is borrowed. Null ends
-  // this.
+  // Also writes phases and operations that end from now on to `trace`, which is borrowed. Null
+  // stops this.
   void TraceInto(Trace* trace);
 
   // `on_device`: the operation runs on a stream of a GPU, so it is not ready yet.

@@ -70,7 +70,8 @@ struct FlightFinding {
   std::string text;  // a sentence
   int rank = -1;     // which it is about; -1: several
 };
-// Findings in the order of the kinds, and within a kind by time. Empty: no problem is visible.
+// Returns findings in the order of their kinds, and within a kind by time. Empty: no problem is
+// visible.
 std::vector<FlightFinding> FlightFindings(const std::vector<FlightRecord>& records, int64_t now_us);
 // For the error message of a failed collective: one line with the findings in `folder` except the
 // failures that ranks recorded themselves. Empty if there are none.

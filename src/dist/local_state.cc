@@ -83,7 +83,7 @@ void AllToAllV(std::span<const Request> requests) {
   }
 }
 
-// Data is staged, because a rank may receive into the memory it sends from.
+// Exchanges the data through copies, because a rank may receive into the memory it sends from.
 void SendReceive(std::span<const Request> requests) {
   std::vector<std::string> sent;
   for (const Request& request : requests) {
@@ -96,7 +96,7 @@ void SendReceive(std::span<const Request> requests) {
   }
 }
 
-// The same as PairingFault, for an all-to-all-v.
+// Like PairingFault, for an all-to-all-v.
 std::string CountsFault(std::span<const Request> requests) {
   for (size_t from = 0; from < requests.size(); ++from) {
     for (size_t to = 0; to < requests.size(); ++to) {

@@ -62,7 +62,7 @@ class State {
   std::string LeftOver();
 
   const LocalOptions& options() const { return options_; }
-  // In [0, 1); a pure function of the schedule's seed and the arguments.
+  // Returns a number in [0, 1), a pure function of the schedule's seed and the arguments.
   double Chance(uint64_t group, int64_t seq, int rank) const;
   double DelaySeconds(const Group& group, int64_t seq, int rank) const;
   // Returns the kind of a fault once, at its nth matching call.

@@ -74,12 +74,14 @@ class DataMesh : public Mesh {
   // separate communicator even if they are the world, because their messages must not wait for
   // gradients.
   ProcessGroup RowGroup() const { return Group("rows", {"sp"}); }
-  // All ranks in the order of the binary tree that sums gradients; a rank's index is also that of
-  // its arena slice. By default, ranks with the same slice of different rows are neighbours. The
-  // row groups then form a subtree, in the same way as micro-batches on one rank do, and the number
-  // of either (if it is a power of two) changes no bit. With rows_first, the ranks that share a row
-  // are neighbours instead; this is used if micro-batches are summed after ranks. The group is
-  // called `world` if the world is already in this order.
+  // Returns all ranks in the order of the binary tree that sums gradients. A rank's index is also
+  // that of its arena slice.
+  //
+  // By default, ranks with the same slice of different rows are neighbours. The row groups then
+  // form a subtree, as micro-batches on one rank do. The number of either changes no bit if it is a
+  // power of two. With rows_first, the ranks that share a row are neighbours instead; this is used
+  // if micro-batches are summed after ranks. The group is called `world` if the world is already in
+  // this order.
   ProcessGroup SumGroup() const;
 
   // See shard_groups.h. With one shard group, it is the SumGroup, and a replica group is one rank.
@@ -88,7 +90,7 @@ class DataMesh : public Mesh {
   ProcessGroup ReplicaGroup() const;
   // Returns the number of the slice of each bucket that this rank updates and saves.
   int slice() const;
-  // All ranks in the order of their slices. With one shard group, it is the SumGroup.
+  // Returns all ranks in the order of their slices. With one shard group, this is the SumGroup.
   ProcessGroup SliceGroup() const;
 
  private:
@@ -104,7 +106,7 @@ std::unique_ptr<Communicator> Split(Communicator& world, const ProcessGroup& gro
                                     GroupRole role = GroupRole::kGradients);
 
 // Requires that the ranks of a row either are on one host or are all ranks of several hosts. Throws
-// Throws Error kUsage, naming two ranks that violate this. Collective over `control`.
+// Error kUsage, naming two ranks that violate this. Collective over `control`.
 void RequireRowsOnWholeHosts(Communicator& control, const std::string& host, const DataMesh& mesh);
 
 }  // namespace halflife::dist

@@ -41,8 +41,8 @@ class MpiLibrary {
   }
   MpiLibrary(const MpiLibrary&) = delete;
   MpiLibrary& operator=(const MpiLibrary&) = delete;
-  // A failed process does not call MPI_Finalize, which would wait for its peers. The launcher ends
-  // all peers when this process exits.
+  // Does not call MPI_Finalize in a process that failed, because it would wait for its peers. The
+  // launcher ends all peers when this process exits.
   ~MpiLibrary() {
     if (sound_) MPI_Finalize();
   }

@@ -230,7 +230,7 @@ class NcclCommunicator final : public RequestCommunicator {
   void IssueOrderedSum(const Request& request, const std::string& what);
   ncclResult_t Enqueue(const Request& request, ncclComm_t comm) const;
   ncclResult_t EnqueuePieces(const Request& request, ncclComm_t comm) const;
-  // Pieces without elements are not sent. ncclGroupEnd returns the errors of these calls.
+  // Sends a piece if it has elements. ncclGroupEnd returns the errors of these calls.
   void Send(const TensorRef& piece, int to, ncclComm_t comm) const;
   void Receive(const TensorRef& piece, int from, ncclComm_t comm) const;
 

@@ -34,7 +34,7 @@ CommFailure NcclFailure(ncclResult_t result, ncclComm_t comm, const std::string&
                  ". Set NCCL_DEBUG=INFO for details.")};
 }
 
-// NCCL's answer about the calls made so far: ncclInProgress, ncclSuccess or an error.
+// Returns NCCL's answer about the calls made so far: ncclInProgress, ncclSuccess or an error.
 ncclResult_t AskState(ncclComm_t comm) {
   ncclResult_t state = ncclSuccess;
   const ncclResult_t asked = ncclCommGetAsyncError(comm, &state);

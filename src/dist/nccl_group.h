@@ -55,10 +55,10 @@ class Watched {
   Watched(std::string name, std::shared_ptr<DeviceWatch> watch);
 
   void Track(std::shared_ptr<const Launch> launch);
-  // Afterwards no flight record is written. Does not wait for a poller that is inside a CUDA call.
+  // Stops writing flight records. Does not wait for a poller that is inside a CUDA call.
   void StopTracking();
-  // One round of the poller: records which launches have become ready or have ended, and reports an
-  // asynchronous error. Never waits for a thread that is inside an NCCL call.
+  // Runs one round of the poller: records which launches have become ready or have ended, and
+  // reports an asynchronous error. Never waits for a thread that is inside an NCCL call.
   void Poll();
 
   std::mutex mutex;  // held during NCCL calls with `comm`
@@ -97,14 +97,14 @@ class Group {
   // Throws kAborted after Abort, or kPeerLost or kLibrary for an asynchronous error.
   void CheckHealth(const std::string& what);
   void ThrowIfAborted(const std::string& what) const;
-  // All pending and later operations throw. Calls neither NCCL nor CUDA.
+  // Makes all pending and later operations throw. Calls neither NCCL nor CUDA.
   void Abort(const std::string& cause) noexcept;
 
   void Select() const;  // makes the device current on this thread
   cudaStream_t stream() const { return stream_; }
   const NcclOptions& options() const { return options_; }
   void* scratch() const { return scratch_; }  // 4 bytes on the device, for barriers
-  // Memory of the device for operations of this group, whose contents the next one overwrites.
+  // Returns device memory for operations of this group. The next operation overwrites its contents.
   void* Staging(size_t bytes, const std::string& what);
   const std::shared_ptr<Watched>& watched() const { return watched_; }
 

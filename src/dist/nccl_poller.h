@@ -12,8 +12,8 @@ namespace halflife::dist::nccl {
 class Poller {
  public:
   Poller(Device device, std::shared_ptr<DeviceWatch> watch);
-  // While an exception unwinds, the thread is left behind, because it may be inside a CUDA call
-  // that never returns.
+  // Joins the thread. While an exception unwinds, the thread is left behind instead, because it may
+  // be inside a CUDA call that never returns.
   ~Poller();
   Poller(const Poller&) = delete;
   Poller& operator=(const Poller&) = delete;

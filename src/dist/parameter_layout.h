@@ -128,8 +128,8 @@ class ParameterLayout {
   int num_slices() const { return num_slices_; }
   int64_t num_parameters() const;  // without padding
 
-  // Slice `slice` of `num_slices` of every bucket, as parameter ranges in arena order, without
-  // padding.
+  // Returns slice `slice` of `num_slices` of every bucket, as parameter ranges in arena order,
+  // without padding.
   std::vector<Fragment> SliceFragments(int slice) const;
   // Returns the whole arena as fragments, one per parameter, in arena order.
   std::vector<Fragment> AllFragments() const;

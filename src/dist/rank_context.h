@@ -58,9 +58,9 @@ class RankContext {
   virtual Communicator& control() = 0;
   virtual void UseDevice(Device device) = 0;
 
-  // All ranks must call this with an equal `config_hash`. Otherwise throws Error kUsage "ranks
-  // disagree about the config", naming the differing ranks. It is separate from Create because the
-  // config is known only after the world exists.
+  // Throws Error kUsage "ranks disagree about the config", with the names of the differing ranks,
+  // unless all ranks pass an equal `config_hash`. Collective. It is separate from Create because
+  // the config is known only after the world exists.
   virtual void RequireSameConfig(const std::string& config_hash) = 0;
 
   // Records what this rank does, to explain why a run hangs or failed.

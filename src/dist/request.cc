@@ -18,7 +18,7 @@ const char* Name(ReduceOp op) {
   return kNames[static_cast<int>(op)];
 }
 
-// The element count that is equal on all ranks; 0 if ranks may differ.
+// Returns the element count that must be equal on all ranks; 0 if ranks may differ.
 int64_t SharedCount(const Request& request) {
   switch (request.kind) {
     case OpKind::kAllToAllV:
