@@ -42,13 +42,13 @@ ChoiceQuestion ReadQuestion(const std::string& line, const std::string& where) {
           .delimiter = json.value("delimiter", " ")};
 }
 
-// Characters, like Python's len().
+// Returns the number of characters, like Python's len().
 double NumCharacters(const std::string& utf8) {
   return static_cast<double>(
       std::ranges::count_if(utf8, [](char byte) { return (byte & 0xC0) != 0x80; }));
 }
 
-// The standard error of the mean of `count` values of 0 and 1, from the sample's deviation.
+// Returns the standard error of the mean of `count` values of 0 and 1, from the sample's deviation.
 double StandardError(double mean, int64_t count) {
   return count < 2 ? 0 : std::sqrt(mean * (1 - mean) / static_cast<double>(count - 1));
 }

@@ -114,7 +114,7 @@ std::vector<std::string> VariableNames(int64_t count, uint64_t seed, uint64_t sa
   return names;
 }
 
-// Words with numbers. Returns the needle of kMultiKey or of kMultiValue.
+// Makes a needle of words with numbers, for kMultiKey or kMultiValue.
 Needle NumbersNeedle(bool one_word, const data::Tokenizer& tokenizer, int64_t count, uint64_t seed,
                      uint64_t sample) {
   constexpr int64_t kNumWords = std::size(kWords);

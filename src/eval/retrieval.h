@@ -62,9 +62,10 @@ Needle MqarNeedle(const MqarNeedles& config, std::span<const int32_t> haystack, 
 // kVariables hides two chains of `count` variables: " VAR QXA = 44310." and " VAR BCD = VAR QXA.",
 // and asks for the variables that have the number of the first chain, in their order.
 enum class RulerTask : uint8_t { kMultiKey, kMultiValue, kVariables };
-// The first sentence of the answer is at the depth of the prompt, and later ones of kMultiValue and
-// kVariables are between that depth and the end. Throws kUsage for more than 32 words or 13
-// variables, and if the tokenizer has no token for a character of an answer.
+// Makes the needle of a task. The first sentence of the answer is at the depth of the prompt, and
+// later ones of kMultiValue and kVariables are between that depth and the end. Throws kUsage for
+// more than 32 words or 13 variables, and if the tokenizer has no token for a character of an
+// answer.
 Needle RulerNeedle(RulerTask task, const data::Tokenizer& tokenizer, int64_t count, uint64_t seed,
                    uint64_t sample);
 

@@ -155,7 +155,8 @@ struct RowCounts {
   int64_t own = 0, most = 0;
 };
 
-// Forward passes over the first row of the split, until this rank has made as many as the others.
+// Repeats the forward pass of the first row of the split, until this rank has made as many passes
+// as the others.
 void RunMorePasses(const model::LanguageModel& model, const data::TokenView& tokens,
                    const ValidationConfig& config, std::span<const int64_t> rows,
                    const RowCounts& counts) {
@@ -259,7 +260,8 @@ const std::map<data::RowLabels, std::string> kHeld = {
     {data::RowLabels::kClasses,
      "texts and their classes. Use model { objective { classification {} } }."}};
 
-// Next-token prediction of text is reported in bits per byte; everything else as an accuracy.
+// Returns true if the model predicts the next token of text. Such results are reported in bits per
+// byte, and all others as an accuracy.
 bool PredictsText(const model::LanguageModel& model, const data::TokenView& tokens) {
   return tokens.row_len == 0 && model.objective().predicts_next_token();
 }
