@@ -41,7 +41,8 @@ std::vector<ScoredToken> ScoreTokens(const at::Tensor& logits, std::span<const i
   return scored;
 }
 
-// On a GPU, groups always compute the same number of rows. On a CPU, a comparison decides.
+// Finds out whether the bits of a row depend on the number of rows. On a GPU, groups always compute
+// the same number of rows. On a CPU, a comparison decides.
 RowBits BitsOfRows(const model::LanguageModel& model) {
   RequireNextTokens(model);
   if (!model.device().is_cpu()) return {.same_for_index = true, .same_for_count = false};
