@@ -49,7 +49,7 @@ class HfModel : public ckpt::WeightSource {
   // Reads elements of a tensor that is stored in pieces.
   void ReadPieces(const std::vector<const HfTensor*>& pieces, int64_t begin, int64_t end,
                   float* out) const;
-  // Both are tensors of the folder.
+  // Returns true if two tensors of the folder have equal values.
   bool AreEqual(const std::string& one, const std::string& other) const;
   // Describes how a buffer differs from the values that the config implies. Empty if it does not
   // differ.

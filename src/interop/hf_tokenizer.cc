@@ -272,7 +272,8 @@ ordered_json AddedByteSpecials() {
   return added;
 }
 
-// Byte-level BPE without merges, whose text is one word, has one id for each byte.
+// Returns tokenizer.json of a byte-level BPE without merges, whose text is one word. It has one id
+// for each byte.
 std::string ByteTokenizerJson() {
   ordered_json vocab = ordered_json::object();
   for (int id = 0; id < 3; ++id) vocab[kByteSpecials[id]] = id;

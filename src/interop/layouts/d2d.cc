@@ -97,7 +97,7 @@ class D2d : public AuthorsD2d {
     return config;
   }
 
-  // The authors' GLU is fc3(fc1(x) silu(fc2(x))).
+  // Renames the matrices of the GLU, which is fc3(fc1(x) silu(fc2(x))) in the authors' code.
   std::string TensorName(const std::string& parameter, ConfigReader*) const override {
     constexpr Renaming kGlu[] = {{"mlp.up_proj.", "glu.fc1."},
                                  {"mlp.gate_proj.", "glu.fc2."},

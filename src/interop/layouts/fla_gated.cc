@@ -113,7 +113,7 @@ class Gsa : public FlaLayout {
   }
 
  private:
-  // The class has as many slots as key channels per head if num_slots is null.
+  // Returns the default of num_slots in the class: as many slots as key channels per head.
   static int64_t SlotsOfHeads(ConfigReader& reader, const model::ModelConfig& config) {
     reader.Ignore({"num_slots"});
     const double width =

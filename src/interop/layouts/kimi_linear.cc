@@ -27,7 +27,7 @@ constexpr Renaming kKimiNames[] = {
 constexpr const char* kKimiMlp = ".mlp.";
 constexpr const char* kKimiMlpOfTransformers = ".block_sparse_moe.";
 
-// Options of kda that the class cannot express.
+// Adds the options of kda that the class cannot express.
 void AddKdaObstacles(const model::MixerConfig& kda, std::vector<std::string>& lines) {
   if (kda.Get<int64_t>("num_v_heads") != kda.Get<int64_t>("num_heads"))
     lines.emplace_back("num_v_heads of kda is not num_heads");

@@ -132,7 +132,8 @@ void ReadGpt2Mlp(ConfigReader& reader, model::ModelConfig& config);
 int64_t ReadGpt2Width(ConfigReader& reader);  // Returns model_dim.
 int64_t ReadGpt2Heads(ConfigReader& reader);
 std::string Gpt2Name(const std::string& parameter);
-// Matrices are [in, out]; those of q, k and v are adjacent columns of one matrix.
+// Returns the placement of a matrix. Matrices are [in, out]; those of q, k and v are adjacent
+// columns of one matrix.
 Placement Gpt2Placement(const std::string& parameter);
 // True for a mask buffer of old folders.
 bool IsGpt2Mask(const std::string& tensor);
@@ -183,7 +184,8 @@ void WriteFlaHeads(const model::MixerConfig& mixer, nlohmann::ordered_json& json
 // Reads the keys of the short convolutions. conv_size is read only if use_short_conv is true.
 void ReadFlaShortConv(ConfigReader& reader, bool by_default, model::MixerConfig& mixer);
 void WriteFlaShortConv(const model::MixerConfig& mixer, nlohmann::ordered_json& json);
-// Options that retnet and gla share, apart from the heads. `names`: the names of feature maps.
+// Reads the options that retnet and gla share, apart from the heads. `names`: the names of feature
+// maps.
 void ReadFlaLinear(ConfigReader& reader, model::MixerConfig& mixer, int64_t num_heads,
                    double expand_k, double expand_v, ActivationNames names);
 void WriteFlaLinear(const model::MixerConfig& mixer, ActivationNames names,

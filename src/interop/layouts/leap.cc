@@ -55,7 +55,8 @@ int64_t ReadEither(ConfigReader& reader, const char* key, const char* other, int
 // The first Fastformer uses the names of transformers for its sizes, and has no windows.
 bool IsFirst(ConfigReader& reader) { return reader.Has("num_hidden_layers"); }
 
-// A window of at least the model's positions covers the whole row, which is 0 in halflife.
+// Reads the windows. A window of at least the model's positions covers the whole row, which is 0 in
+// halflife.
 std::vector<int64_t> ReadWindows(ConfigReader& reader, const nlohmann::json& sizes,
                                  const model::ModelConfig& config, int64_t positions) {
   std::vector<int64_t> windows;
@@ -148,7 +149,7 @@ class LeapAuthors : public ImportOnlyLayout {
     return decoder() + Renamed(parameter, within);
   }
 
-  // The first release declares these parameters without using them.
+  // True for parameters that the first release declares without using them.
   bool IsUnused(const std::string& tensor) const override {
     return tensor.ends_with(".attention.vec") ||
            tensor.find(".attention.qk_norm.") != std::string::npos;
@@ -167,7 +168,7 @@ class LeapAuthors : public ImportOnlyLayout {
   }
 
  protected:
-  // Prefix of all names except those of the embedding, last norm and head.
+  // Returns the prefix of all names except those of the embedding, last norm and head.
   virtual std::string decoder() const = 0;
   virtual const Release& ReleaseOf(ConfigReader& reader) const = 0;
   virtual void ReadRescale(const Release& release, ConfigReader& reader,
@@ -216,7 +217,8 @@ class Fastformer : public LeapAuthors {
     return Named(kFastformerReleases, reader.String("preset", guess), reader);
   }
 
-  // A version between the two has the matrices of 0.1.1, and a factor with another name.
+  // Reads the factor. A version between the two has the matrices of 0.1.1, and a factor with
+  // another name.
   void ReadRescale(const Release& release, ConfigReader& reader,
                    model::MixerConfig& mixer) const override {
     if (release.seed_frame) return;  // This release divides by the square root of a head's width.

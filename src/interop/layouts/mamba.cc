@@ -9,7 +9,7 @@
 namespace halflife::interop {
 namespace {
 
-// Keys of training, or of the choice of a kernel.
+// Ignores keys of training, and those that choose a kernel.
 void IgnoreKeysOfTraining(ConfigReader& reader) {
   reader.Ignore({"time_step_scale", "time_step_min", "time_step_max", "time_step_init_scheme",
                  "time_step_floor", "rescale_prenorm_residual", "use_mambapy",

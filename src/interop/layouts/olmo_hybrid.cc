@@ -170,8 +170,8 @@ class OlmoHybrid : public GatedDeltaHybrid {
              attention, config.positions);
   }
 
-  // Parameters of Gated DeltaNet layers and of the model. Export writes three convolutions; import
-  // reads their rows as one tensor.
+  // Returns the places of parameters of Gated DeltaNet layers and of the model. Export writes three
+  // convolutions; import reads their rows as one tensor.
   static TensorPlace PlaceOutsideAttention(const model::ModelConfig& config,
                                            const std::string& parameter, ConfigReader* reader) {
     static constexpr Renaming kNames[] = {{"embeddings.", "embed_tokens."},

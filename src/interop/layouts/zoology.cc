@@ -108,12 +108,12 @@ class Zoology : public ImportOnlyLayout {
     return inner ? ZoologyPlacement(inner->mixer, inner->name) : Placement();
   }
 
-  // Tables that follow from sizes: times, rates, and features that are not trained.
+  // True for tables that follow from sizes: times, rates, and features that are not trained.
   bool IsBuffer(const std::string& tensor, ConfigReader&) const override {
     return tensor.ends_with(".pos_emb.t") || tensor.ends_with(".modulation.deltas") ||
            tensor.ends_with(".conv.pos_emb.z");
   }
-  // ReBased without use_beta also declares its beta.
+  // True for the beta that ReBased declares even without use_beta.
   bool IsUnused(const std::string& tensor) const override {
     return tensor.ends_with(".ln_q.beta") || tensor.ends_with(".ln_k.beta");
   }

@@ -35,8 +35,7 @@ const json* HybridList(const ZoologyModule& module) {
   return list ? &*configs : nullptr;
 }
 
-// Zoology may set a convolution's taps per layer. Returns the length of that list, or 0 if there is
-// none.
+// Returns the length of a convolution's list of taps per layer, or 0 if there is no list.
 int64_t NumTaps(const ZoologyModule& module) {
   const auto taps = module.kwargs->find("kernel_size");
   const bool list = taps != module.kwargs->end() && taps->is_array();
