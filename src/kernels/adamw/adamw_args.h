@@ -81,7 +81,7 @@ HL_ADAMW_INLINE AdamWFactors FactorsOf(const AdamWFactors& factors, const AdamWS
   return own;
 }
 
-// One element's update, the same source on the CPU and on the device.
+// Updates one element. The CPU and the device compile the same source.
 HL_ADAMW_INLINE float AdamWElement(const AdamWFactors& f, float weight_decay, float grad, float w,
                                    float& m, float& v) {
   const float g = grad * f.grad_factor;

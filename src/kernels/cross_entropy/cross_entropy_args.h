@@ -35,7 +35,8 @@ void CheckTarget(int64_t target, int64_t vocab);
 void ReduceRows(const LogitRows& rows, int64_t begin, int64_t end);
 }  // namespace cpu
 namespace cuda {
-// A target outside the vocabulary makes its row's loss and gradient NaN.
+// Computes losses and, if requested, gradients. A target outside the vocabulary makes its row's
+// loss and gradient NaN.
 void ReduceRows(const LogitRows& rows, cudaStream_t stream);
 }  // namespace cuda
 

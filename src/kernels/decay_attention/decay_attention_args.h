@@ -171,8 +171,8 @@ struct DecayAttentionPlan {
   // CUDA: whether the products use wgmma. The backward then processes all chunks in parallel.
   bool forward_warpgroups = false, backward_warpgroups = false;
 };
-// A pure function of shape, device and request. Throws Error (exit 2) that lists every problem of
-// the shape.
+// Chooses a plan, as a pure function of shape, device and request. Throws Error (exit 2) that lists
+// every problem of the shape.
 DecayAttentionPlan MakePlan(const DecayAttentionArgs& args, const DeviceLimits& limits,
                             const PlanRequest& request = {});
 size_t ForwardWorkspaceBytes(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);

@@ -41,7 +41,7 @@ struct ViewExtents {
   int64_t batch, seq_len, heads, width;
 };
 
-// A batch tile has at least one row, and each of its rows is one sequence.
+// Checks that a batch tile has at least one row, and that each of its rows is one sequence.
 inline void CheckBatchTiles(const DecayAttentionArgs& args, int num_batch_tiles) {
   const int rows = args.batch > 1 ? args.batch : 1;
   const int most = args.num_sequences == args.batch ? rows : 1;
@@ -119,7 +119,8 @@ inline void CheckSummary(const DecaySegmentArgs& args, bool reverse) {
            "decay attention: a normalised backward summary needs the forward's out and norm_denom");
 }
 
-// The CUDA kernels read constant decays, and write their gradients, as contiguous [Hd] or [Hd, K].
+// Checks that constant decays and their gradients are contiguous [Hd] or [Hd, K], as the CUDA
+// kernels read and write them.
 inline void CheckConstantDecay(DecayKind kind, const TensorView& view, int num_heads,
                                int head_dim_k) {
   const int64_t width = IsPerChannel(kind) ? head_dim_k : 1;

@@ -10,7 +10,7 @@
 
 namespace halflife::kernels {
 
-// Row index in a contiguous [B, T, H].
+// Returns the row index in a contiguous [B, T, H].
 HL_EVERYWHERE constexpr int64_t FlatRow(const DecayAttentionArgs& args, const ChunkEntry& chunk,
                                         int token, int head) {
   return (int64_t{1} * chunk.row * args.seq_len + chunk.token + token) * args.num_heads + head;

@@ -85,9 +85,9 @@ void CheckShape(const DecayAttentionArgs& args, const DeviceLimits& limits) {
   problems.Throw();
 }
 
-// The CPU's rule does not depend on the number of threads. It uses several segments only if
-// sequences and heads give too few work items, because the additional pass over k and v costs a
-// quarter of a forward.
+// Returns the number of segments on the CPU, which does not depend on the number of threads.
+// Several segments are used only if sequences and heads give too few work items, because the
+// additional pass over k and v costs a quarter of a forward.
 int HostSegments(const DecayAttentionArgs& args, int64_t num_sequences) {
   constexpr int64_t kEnoughItems = 4, kMinTokens = 1024;
   const int64_t items = std::max<int64_t>(1, num_sequences * args.num_heads);
@@ -99,8 +99,8 @@ int HostSegments(const DecayAttentionArgs& args, int64_t num_sequences) {
   return segments;
 }
 
-// Estimated time of a scan in seconds: the larger of memory time and MMA time, each increased if
-// multiprocessors are idle, plus the launches.
+// Estimates the time of a scan in seconds: the larger of memory time and MMA time, each increased
+// if multiprocessors are idle, plus the launches.
 double ScanSeconds(const DecayAttentionArgs& args, const DeviceLimits& limits, int64_t num_states,
                    const cuda::ScanCost& cost, const cuda::Slices& slices, int segments) {
   const bool segmented = segments > 1;

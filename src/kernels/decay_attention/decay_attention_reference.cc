@@ -82,8 +82,8 @@ HeadHistory ScanForward(const Layout& layout, int64_t b, int64_t h, DecayReferen
   return history;
 }
 
-// The gradient of the values read from the state at one token, [W]. With the normaliser, it follows
-// from the quotient rule.
+// Returns the gradient of the values read from the state at one token, [W]. With the normaliser, it
+// follows from the quotient rule.
 std::vector<double> ReadGradient(const Layout& layout, const double* read, const double* dout) {
   std::vector<double> dread(dout, dout + layout.V);
   if (!layout.problem.normalised) return dread;
@@ -97,7 +97,8 @@ std::vector<double> ReadGradient(const Layout& layout, const double* read, const
   return dread;
 }
 
-// The adjoint state R_t = dL/dS_t runs backwards: R_t = scale q_t^T do_t + exp(g_{t+1}) R_{t+1}.
+// Scans in reverse with the adjoint state R_t = dL/dS_t: R_t = scale q_t^T do_t + exp(g_{t+1})
+// R_{t+1}.
 void ScanBackward(const Layout& layout, int64_t b, int64_t h, const HeadHistory& history,
                   DecayReferenceResult& result) {
   const auto& p = layout.problem;

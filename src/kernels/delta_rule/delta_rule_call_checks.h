@@ -112,7 +112,7 @@ inline void CheckDeltaSegment(const DeltaSegmentArgs& segment, bool reverse) {
   }
 }
 
-// A step is checked as a forward of one token per row.
+// Checks a step as a forward of one token per row.
 inline void CheckDeltaStep(const DeltaRuleStepArgs& args) {
   DeltaRuleArgs forward;
   forward.batch = args.batch;

@@ -7,7 +7,7 @@
 
 namespace halflife::kernels {
 
-// Inputs and outputs are those of the CPU kernels, for all runs at once.
+// Computes all runs. Inputs and outputs are those of the CPU kernels.
 void FocusPoolReference(const FocusPoolShape<double>& shape,
                         const FocusPoolResults<double>& results);
 void FocusPoolReferenceBackward(const FocusPoolShape<double>& shape,

@@ -37,8 +37,8 @@ bool HasMatmul();
 // Returns the size of the packed right operand, which must be aligned to 64 bytes.
 int64_t MatmulPanelFloats(const MatmulRight& right);
 void PackMatmulRight(const MatmulRight& right, float* panels);
-// Each element is a chain of fused multiply-adds in ascending order of depth, so its bits depend
-// only on its row and column.
+// Multiplies matrices. Each element is a chain of fused multiply-adds in ascending order of depth,
+// so its bits depend only on its row and column.
 void Matmul(const MatmulArgs& args);
 
 // y = x W^T on the CPU for a few rows x, as in decoding. The time is that of reading W once, in
@@ -83,8 +83,8 @@ struct WeightGradientArgs {
 bool HasWeightGradient();
 // Returns the workspace size for the number of threads that the next parallel region would have.
 int64_t WeightGradientWorkspaceFloats(const WeightGradientArgs& args);
-// Tokens are summed in blocks of 128, in ascending order, for any number of threads. Each block is
-// a chain of fused multiply-adds in order.
+// Computes weight gradients. Tokens are summed in blocks of 128, in ascending order, for any number
+// of threads. Each block is a chain of fused multiply-adds in order.
 void WeightGradient(const WeightGradientArgs& args);
 
 }  // namespace halflife::kernels

@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kDepthStep = kLanes<float>;
 
-// The first `count` elements at x, followed by zeros.
+// Loads the first `count` elements at x, followed by zeros.
 HL_INLINE Vec<float> LoadWide(const float* x, int64_t count) {
   Vec<float> y = {};
   __builtin_memcpy(&y, x, sizeof(float) * count);
@@ -65,7 +65,7 @@ HL_INLINE void DotTile(const SkinnyMatmulArgs<T>& args, int64_t row, int64_t col
     for (int n = 0; n < kColumns; ++n) out[r * args.columns + n] = Sum<float>(sums[r][n]);
 }
 
-// All columns in [begin, end) of kRows rows.
+// Computes columns [begin, end) of kRows rows.
 template <int kRows, int kColumns, bool kPrefetch, typename T>
 void DotRows(const SkinnyMatmulArgs<T>& args, int64_t row, int64_t begin, int64_t end) {
   int64_t column = begin;

@@ -103,8 +103,8 @@ struct PolynomialAttentionPlan {
   // results.
   int block_chunks = 1 << 30;
 };
-// A pure function of shape and request. Throws an error (exit 2) that lists all problems of the
-// shape.
+// Chooses a plan, as a pure function of shape and request. Throws an error (exit 2) that lists all
+// problems of the shape.
 PolynomialAttentionPlan MakePlan(const PolynomialAttentionArgs& args,
                                  const PolynomialPlanRequest& request = {});
 

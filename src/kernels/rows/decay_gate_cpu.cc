@@ -6,7 +6,7 @@
 namespace halflife::kernels::cpu {
 namespace {
 
-// The value before the floor is applied.
+// Returns the log decay before the floor is applied.
 HL_INLINE float LogDecay(float x, float scale) {
   const float most = x < 0.0f ? x : 0.0f;
   return scale * (most - LogOnePlus(Exp(x < 0.0f ? x : -x)));

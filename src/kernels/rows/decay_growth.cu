@@ -10,7 +10,7 @@ constexpr int kThreads = 256, kWarps = kThreads / 32;
 // Tokens of a block; every block computes the growth of all heads.
 constexpr int64_t kTokens = 256;
 
-// Not fmaxf, which drops a NaN: a NaN must reach the results.
+// Returns the larger number, or NaN. fmaxf would drop a NaN, which must reach the results.
 HL_DEVICE float Larger(float x, float y) {
   if (x != x || y != y) return x + y;
   return fmaxf(x, y);

@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kThreads) DeltaGatesForwardKernel(DeltaGatesRo
   }
 }
 
-// The gradients of one column of decays over the rows of the block.
+// Computes the gradients of one column of decays over the rows of the block.
 template <typename T>
 HL_DEVICE void ColumnGradients(const DeltaGatesGradRows<T>& args, int64_t column, bool exists,
                                float (&dbias)[1], float (&da_log)[1]) {
@@ -80,7 +80,7 @@ HL_DEVICE void ColumnGradients(const DeltaGatesGradRows<T>& args, int64_t column
   }
 }
 
-// The gradients of beta's columns in block `block`.
+// Computes the gradients of beta's columns in block `block`.
 template <typename T>
 HL_DEVICE void BetaGradients(const DeltaGatesGradRows<T>& args, int64_t block) {
   const int64_t betas = args.form.num_betas, column = kColumns * block + threadIdx.x % kColumns;

@@ -14,8 +14,8 @@ HL_INLINE float SumOfSquares(const T* __restrict x, int64_t dim) {
   return sum;
 }
 
-// The squares are those of the sum as it is stored: the norm uses the values that the next layer
-// reads.
+// Adds and returns the sum of squares. The squares are those of the sum as it is stored, because
+// the norm uses the values that the next layer reads.
 template <typename T>
 HL_INLINE float AddAndSumSquares(const T* __restrict x, const T* __restrict residual,
                                  T* __restrict sum, int64_t dim) {

@@ -11,8 +11,8 @@ using namespace rows;
 
 constexpr int kThreads = 256;
 
-// Index of the first element of the thread's pack. The number of its elements that exist may be
-// zero or negative past the end.
+// Returns the index of the first element of the thread's pack. Past the end, the number of elements
+// that exist may be zero or negative.
 template <typename T>
 HL_DEVICE int64_t PackBegin() {
   return (int64_t{kThreads} * blockIdx.x + threadIdx.x) * kPack<T>;

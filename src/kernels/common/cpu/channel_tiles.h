@@ -101,7 +101,7 @@ class ChannelTiles {
   // ---- scores_rs = sum over channels of x_r w_rs k_s, for tiles i = 0, 16, .. of readers ----
 
   void BeginScores() const { Transpose(k_suffix_, k_suffix_transposed_, rows_, keys_padded_); }
-  // To be called once per tile, in order, before ScoresOfTile.
+  // Call once per tile, in order, before ScoresOfTile.
   void AdvanceScores(int i) const {
     if (i < 2 * kDecayTile) return;
     for (int key = 0; key < keys_; ++key) {
@@ -127,7 +127,7 @@ class ChannelTiles {
 
   // ---- dx_r = sum_{s < r} dscores_rs w_rs k_s, for tiles i = 0, 16, .. of readers ----
 
-  // To be called once per tile, in order, before ReaderGradientsOfTile.
+  // Call once per tile, in order, before ReaderGradientsOfTile.
   void AdvanceKeys(int i) const {
     if (i >= 2 * kDecayTile) Cascade(k_suffix_, 0, i - kDecayTile, i / kDecayTile - 1);
   }
@@ -152,7 +152,7 @@ class ChannelTiles {
     const Panels<T>& prefixed;  // AdvanceReaders modifies it.
     const Panels<T>& x;
   };
-  // To be called once per tile j and kind of reader, before KeyGradientsOfTile.
+  // Call once per tile j and kind of reader, before KeyGradientsOfTile.
   void AdvanceReaders(int j, const Panels<T>& prefixed) const {
     if (j + 2 * kDecayTile < rows_)
       Cascade(prefixed, j + 2 * kDecayTile, rows_, j / kDecayTile + 1);
@@ -208,7 +208,7 @@ class ChannelTiles {
     for (int r = begin; r < begin + kDecayTile / 2; ++r) sum += At(log_decay_.Row(r, column));
     return sum;
   }
-  // The decays through each tile, before it and after it, for the lanes from `column` on.
+  // Computes the decays through each tile, before it and after it, for the lanes from `column` on.
   void TilesOfLanes(int column) {
     const int tiles = rows_ / kDecayTile;
     Vec<T> sum = {};
@@ -229,7 +229,8 @@ class ChannelTiles {
       sum += total;
     }
   }
-  // The decays of the rows of the tile from `begin` on. Factors are chained over at most 8 tokens.
+  // Computes the decays of the rows of the tile from `begin` on. Factors are chained over at most 8
+  // tokens.
   void RowsOfTile(int begin, int column) {
     const int middle = begin + kDecayTile / 2, end = begin + kDecayTile;
     for (int r = begin; r < end; ++r)
@@ -255,8 +256,8 @@ class ChannelTiles {
     }
   }
 
-  // The scores of diagonal tile i for one vector of keys from i + j on. Each key is decayed once
-  // per row between it and the reader.
+  // Computes the scores of diagonal tile i for one vector of keys from i + j on. Each key is
+  // decayed once per row between it and the reader.
   void DiagonalScores(int i, int j, const Panels<T>& x, const Panels<T>& k_transposed, bool strict,
                       const Panels<T>& scores) const {
     const Vec<T> lanes = LaneNumbers<T>() + T(j);

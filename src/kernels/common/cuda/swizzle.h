@@ -34,7 +34,7 @@ HL_HOST_DEVICE constexpr int SwizzledOffset(int row, int col) {
   return row * kCols + (((col / kUnitElements) ^ (row & 7)) * kUnitElements) + col % kUnitElements;
 }
 
-// TMA's 128-byte swizzle of a byte offset relative to a multiple of 1024 bytes.
+// Applies TMA's 128-byte swizzle to a byte offset relative to a multiple of 1024 bytes.
 HL_HOST_DEVICE constexpr unsigned Swizzle128Bytes(unsigned offset) {
   return offset ^ (((offset >> 7) & 7u) << 4);
 }

@@ -118,7 +118,7 @@ HL_DEVICE void LoadTile(float* tile, const Rows& rows, int length) {
   }
 }
 
-// The two terms of x and y, packed in pairs.
+// Splits x and y into two terms each, packed in pairs.
 HL_DEVICE void SplitPair(uint32_t& hi, uint32_t& lo, float x, float y) {
   hi = PackBf16(x, y);
   lo = PackBf16(x - UnpackLo(hi), y - UnpackHi(hi));

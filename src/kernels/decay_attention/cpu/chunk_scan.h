@@ -92,7 +92,7 @@ void UpdateState(const Shape& shape, const Decay& decay, const Operands<T>& x,
                       tile.Store(state, row, column);
                     });
 }
-// The transposed update: to = from G + right^T left, [V, K].
+// Computes the transposed update: to = from G + right^T left, [V, K].
 template <typename T, typename Decay>
 void UpdateTransposed(const Shape& shape, const Decay& decay, const Operands<T>& x,
                       const Panels<T>& left, const Panels<T>& right, const Panels<T>& from,

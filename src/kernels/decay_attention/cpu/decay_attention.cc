@@ -113,7 +113,8 @@ class Schedule {
             args_.num_chunks > of_a_head * plan_.block_chunks};
   }
 
-  // The items of a state are consecutive: piece = state x segments + segment.
+  // Returns the item of a piece. The items of a state are consecutive: piece = state x segments +
+  // segment.
   ScanItem Item(int64_t piece, void* scratch) const {
     const int segment = static_cast<int>(piece % segments_);
     const int64_t state = piece / segments_;

@@ -59,7 +59,7 @@ struct Kernels {
   void (*step)(const DecayAttentionStepArgs& args, int row, int head);
 };
 HL_PER_INSTRUCTION_SET(extern const Kernels kKernels;)
-// The kernels for the instruction set in use.
+// Returns the kernels for the instruction set in use.
 const Kernels& KernelsInUse();
 
 }  // namespace halflife::kernels::cpu

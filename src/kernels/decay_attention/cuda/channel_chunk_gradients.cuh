@@ -119,7 +119,7 @@ HL_DEVICE ChunkGradShared<Config> CarveChunkGrad(unsigned char* raw) {
 
 HL_DEVICE int TokensOfWarp() { return FreshWarpId() % kTilesPerChunk * kTile; }
 
-// Rows of 64 columns of S or R [kK, V], from column `first` on.
+// Returns rows of 64 columns of S or R [kK, V], from column `first` on.
 template <int kK>
 HL_DEVICE Rows StateColumns(const void* states, const ReverseScanParams& params, int64_t at,
                             int first) {
@@ -368,7 +368,7 @@ HL_DEVICE void LoadTileOfChannel(TileOfChannel& tile, const ChunkOfHead& own, in
   for (int t = 0; t < kTile; ++t) tile.log2_decay[t] *= kLog2E;
 }
 
-// TileOffset for a row of a tile of 16, in fewer instructions.
+// Computes TileOffset for a row of a tile of 16, in fewer instructions.
 template <int kK>
 HL_DEVICE int DecayedOffset(int row, int c) {
   return row * kK + (c ^ row % 8 * 8);

@@ -274,8 +274,8 @@ void LaunchReverseScan(const ReverseScanParams& params, int shared_limit, cudaSt
 // CanUseWgmmaBackward.
 void LaunchChunkFactors(const ChunkFactorsParams& params, cudaStream_t stream);
 void LaunchSegmentStates(const StateScanParams& params, cudaStream_t stream);
-// A backward that computes all states and then the gradients, on sm_90 only. Requires route.h's
-// CanUseWgmmaBackward.
+// Launches a backward that computes all states and then the gradients, on sm_90 only. Requires
+// route.h's CanUseWgmmaBackward.
 void LaunchChunkStates(const ReverseScanParams& params, cudaStream_t stream);
 template <int kK, int kV>
 void LaunchWarpgroupGradients(const ReverseScanParams& params, cudaStream_t stream);

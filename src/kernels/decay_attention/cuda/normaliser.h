@@ -87,8 +87,8 @@ class NormalisedBackward {
   void RunOverValues() const;
   void RunOverNormaliser() const;
 
-  // The gradient of the initial state. The normaliser's gradient needs it even if the caller does
-  // not.
+  // Returns the gradient of the initial state. The normaliser's gradient needs it even if the
+  // caller does not.
   void* dinitial_state() const;
   // Computes `shifted` for the sequences of the batch tile. The pointers refer to the batch's first
   // sequence.

@@ -68,8 +68,8 @@ constexpr Instance kInstances[] = {
 
 constexpr int kNormaliserColumns = 64;  // columns
 
-// The normaliser's scan uses blocks with the same number of terms, the same width in K and
-// kNormaliserColumns columns, which a plan does not name.
+// Returns true if the blocks of the normaliser's scan are compiled: the same number of terms, the
+// same width in K, and kNormaliserColumns columns, which a plan does not name.
 constexpr bool HaveNormaliserBlocks() {
   for (const Instance& instance : kInstances) {
     bool found = false;

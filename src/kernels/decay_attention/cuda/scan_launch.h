@@ -13,7 +13,7 @@
 
 namespace halflife::kernels::cuda {
 
-// Error (exit 2) if the plan's blocks are not compiled or exceed the device's shared memory.
+// Throws Error (exit 2) if the plan's blocks are not compiled or exceed the device's shared memory.
 void CheckBlocks(const DecayAttentionArgs& args, const DecayAttentionPlan& plan);
 
 inline bool IsNormalised(const DecayAttentionArgs& args) {
@@ -42,7 +42,7 @@ struct Scan {
   bool per_channel() const { return IsPerChannel(args.decay_kind); }
   // Per-channel decays: whether the operands are those of chunks (channel_chunks.h), not of tiles.
   bool by_chunks() const { return per_channel() && warpgroups; }
-  // The same scan with operands of tiles, which the summaries of segments use.
+  // Returns the same scan with operands of tiles, which the summaries of segments use.
   Scan ByTiles() const {
     Scan scan = *this;
     if (per_channel()) scan.warpgroups = false;

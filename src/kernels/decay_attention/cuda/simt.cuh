@@ -143,7 +143,8 @@ HL_DEVICE SimtThread SimtThreadOf(const DecayAttentionArgs& args, int first_sequ
   at.live = at.block_index.channel < args.head_dim_k;
   return at;
 }
-// Offset of the thread's row of the state before a chunk, in [num_chunks, H, K, V (+ 1)].
+// Returns the offset of the thread's row of the state before a chunk, in [num_chunks, H, K, V (+
+// 1)].
 HL_DEVICE int64_t ChunkStateRow(const DecayAttentionArgs& args, const SimtThread& at, int chunk) {
   const int stride = args.head_dim_v + (at.normalised ? 1 : 0);
   return ((int64_t{1} * chunk * args.num_heads + at.block_index.head) * args.head_dim_k +
@@ -198,7 +199,7 @@ HL_DEVICE SimtInputs LoadInputs(const DecayAttentionArgs& args, const SimtThread
   return x;
 }
 
-// S = decay S + k^T v; products = q S.
+// Computes S = decay S + k^T v and products = q S.
 HL_DEVICE void UpdateState(float (&state)[kSimtColumns], float (&products)[kSimtColumns],
                            const SimtInputs& x, const float* values) {
   const DecayStep step = DecayStepOf(x.log_decay);
@@ -328,7 +329,7 @@ struct SimtReverseShared {
         own(carver.Take<float>(kChunk)) {}
 };
 
-// The index of a token's row in the slice's partial sums.
+// Returns the index of a token's row in the slice's partial sums.
 HL_DEVICE int64_t SliceRow(const DecayAttentionArgs& args, const SimtThread& at,
                            const ChunkEntry& chunk, int token) {
   return int64_t{1} * args.batch * args.seq_len * args.num_heads * at.block_index.slice +

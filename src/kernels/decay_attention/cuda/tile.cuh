@@ -61,8 +61,8 @@ HL_DEVICE BlockIndex MakeBlockIndex(const DecayAttentionArgs& args, const Segmen
 
 // ---- tiles ----
 
-// One slice of partial results, fp32 [slices, B, T, H, width], where B counts the rows of the batch
-// tile. A complete result has one slice, which is the whole tensor.
+// Returns one slice of partial results, fp32 [slices, B, T, H, width], where B counts the rows of
+// the batch tile. A complete result has one slice, which is the whole tensor.
 HL_DEVICE TensorView SliceOf(TensorView view, const DecayAttentionArgs& args, int slice,
                              int width) {
   if (slice > 0)

@@ -331,7 +331,7 @@ HL_DEVICE void WeighPairs(const WarpgroupGradShared<Config>& smem, const float (
   }
 }
 
-// The sum of S R; S is read from global memory.
+// Sums S R, where S is read from global memory.
 template <typename Config>
 HL_DEVICE void SumThrough(const WarpgroupGradShared<Config>& smem, const bf16* state) {
   constexpr int kUnits = Config::kV / 8;

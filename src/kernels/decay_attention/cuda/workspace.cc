@@ -95,7 +95,7 @@ bool HasConstantDecay(const DecayAttentionArgs& args) {
   return args.decay_kind != DecayKind::kNone && !IsPerToken(args.decay_kind);
 }
 
-// The normaliser's scan counts as one more slice of V.
+// Counts the slices of gradients. The normaliser's scan is one more slice of V.
 GradientSlices SlicesOfGradients(const DecayAttentionArgs& args, const Slices& slices) {
   GradientSlices count;
   count.keys = (IsPerChannel(args.decay_kind) ? 1 : slices.values) + (IsNormalised(args) ? 1 : 0);

@@ -32,7 +32,7 @@ class ChannelDecay {
   }
   void ScaleKeys(const Operands<T>& x) const { tiles_.ScaleKeys(x.k, x.k_exit); }
 
-  // The scores of readers `first` to `last`: the sum over channels of x_r w_rs k_s.
+  // Computes the scores of readers `first` to `last`: the sum over channels of x_r w_rs k_s.
   void Scores(const Operands<T>& x, ReaderIndex first, ReaderIndex last) const {
     tiles_.BeginScores();
     for (int i = 0; i < tiles_.rows(); i += kTile) {

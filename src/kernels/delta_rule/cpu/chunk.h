@@ -260,7 +260,7 @@ void SolveAdjoint(const Shape& shape, const Operands<T>& x, const Panels<T>& adj
   }
 }
 
-// S = Gamma S + (k Q)^T u, [K, V].
+// Computes S = Gamma S + (k Q)^T u, [K, V].
 template <typename T>
 void UpdateState(const Shape& shape, const T* through, const Operands<T>& x,
                  const Panels<T>& state) {
@@ -275,7 +275,7 @@ void UpdateState(const Shape& shape, const T* through, const Operands<T>& x,
                       tile.Store(state, row, column);
                     });
 }
-// R = Gamma R + (q P)^T do + (k P)^T n, [K, V].
+// Computes R = Gamma R + (q P)^T do + (k P)^T n, [K, V].
 template <typename T>
 void UpdateAdjoint(const Shape& shape, const T* through, const Operands<T>& x,
                    const Panels<T>& adjoint) {

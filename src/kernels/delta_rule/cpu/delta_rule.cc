@@ -166,8 +166,8 @@ void DeltaRuleStep(const DeltaRuleStepArgs& args) {
   });
 }
 
-// M is the state of a scan that starts from the identity and has no values: a chunk maps each
-// column of M as it maps a column of the state.
+// Computes M and N. M is the state of a scan that starts from the identity and has no values: a
+// chunk maps each column of M as it maps a column of the state.
 void DeltaRuleSummarise(const DeltaSegmentArgs& segment) {
   CheckDeltaSegment(segment, /*reverse=*/false);
   const DeltaRuleArgs& args = segment.forward;

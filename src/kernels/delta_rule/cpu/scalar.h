@@ -52,7 +52,7 @@ class ScalarDecay {
   }
   void ScaleKeys(const Operands<T>& x) const { Scale(x, x.k, x.k_exit, exit_); }
 
-  // The scores x_r w_rs k_s of readers `first` to `last`.
+  // Computes the scores x_r w_rs k_s of readers `first` to `last`.
   void Scores(const Operands<T>& x, ReaderIndex first, ReaderIndex last) const {
     for (int i = first; i <= last; ++i) {
       const Reader<T>& reader = x.readers[i];

@@ -16,7 +16,7 @@ struct Range {
 
 // ---- products ----
 
-// Two adjacent accumulators as the operand A.
+// Packs two adjacent accumulators as the operand A.
 HL_DEVICE void ToFragmentA(FragmentA<bf16>& a, const float (&d0)[4], const float (&d1)[4]) {
   a.x[0] = PackBf16(d0[0], d0[1]);
   a.x[1] = PackBf16(d0[2], d0[3]);

@@ -28,7 +28,7 @@ struct AdjointScanParams {
   int num_slices = 0;            // of V
 };
 
-// The same scan with warpgroups, on sm_90a (warpgroup_adjoint_scan.cuh). Requires
+// Launches the wgmma version of the scan, on sm_90a (warpgroup_adjoint_scan.cuh). Requires
 // CanScanAdjointByWgmma.
 void LaunchWarpgroupAdjointScan(const AdjointScanParams& params, cudaStream_t stream);
 
@@ -168,7 +168,8 @@ HL_DEVICE void StoreValueAdjoints(Matrix<T, kValues> du, int column, T* target, 
   }
 }
 
-// One chunk: stores R^T and dU, and turns R into the gradient of the state before the chunk.
+// Processes one chunk: stores R^T and dU, and turns R into the gradient of the state before the
+// chunk.
 template <typename Config>
 HL_DEVICE void ScanChunk(float (&adjoint)[Config::kK / 8][4], const AdjointScanTiles<Config>& tiles,
                          typename Config::Square du, const AdjointScanParams& params,

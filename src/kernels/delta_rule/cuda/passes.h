@@ -24,17 +24,17 @@ struct ScanParams {
   float* checkpoints = nullptr;          // written, or read with from_checkpoints
 };
 
-// W, U~ and the decayed operands of all chunks; with `operand` only that, `entry` and
+// Computes W, U~ and the decayed operands of all chunks; with `operand` only that, `entry` and
 // `scores`. Stores `inverse`, and `q_entry` with `scores`, only if the workspace has them.
 void LaunchPrepare(const DeltaRuleArgs& args, const Workspace& workspace, cudaStream_t stream);
 // Computes the states before all chunks, and U, from the checkpoints of args.
 void LaunchRecomputeStates(const DeltaRuleArgs& args, const Workspace& workspace,
                            cudaStream_t stream);
 void LaunchScan(const ScanParams& params, cudaStream_t stream);
-// The same on sm_90a. `outputs`: also computes args.out, and then stores neither U nor states.
-// Requires CanUseWgmma.
+// Scans with wgmma, on sm_90a. `outputs`: also computes args.out, and then stores neither U nor
+// states. Requires CanUseWgmma.
 void LaunchWarpgroupScan(const ScanParams& params, bool outputs, cudaStream_t stream);
-// The whole scan with outputs on sm_90a, from `operand`, `entry` and `scores`. Requires
+// Computes outputs and states on sm_90a from `operand`, `entry` and `scores`. Requires
 // CanScanTokensByWgmma.
 void LaunchTokenScan(const ScanParams& params, cudaStream_t stream);
 // out, from the results of the other passes.

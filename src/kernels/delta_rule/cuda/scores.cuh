@@ -52,7 +52,8 @@ HL_DEVICE void TokenScores(const PrepareShared<Config>& smem,
   }
 }
 
-// Row r against the keys of its own tile, summed pair by pair. Called by one warp.
+// Computes the scores of row r with the keys of its own tile, summed pair by pair. Called by one
+// warp.
 template <typename Config>
 HL_DEVICE void PairScores(const PrepareShared<Config>& smem,
                           const ChunkPlace<typename Config::T>& place, int r) {
@@ -79,7 +80,7 @@ HL_DEVICE void PairScores(const PrepareShared<Config>& smem,
   StoreScore(smem, query, place, r, first + lane % kTile, sum);
 }
 
-// The operands of the scores of row tile i with the tiles before it.
+// Computes the operands of the scores of row tile i with the tiles before it.
 template <typename Config>
 HL_DEVICE void DecayOperands(const PrepareShared<Config>& smem, int i) {
   using T = typename Config::T;

@@ -166,7 +166,7 @@ HL_DEVICE void SubtractScaledColumns(float (&read)[kChunk / 8][4],
   SubtractFromValues(read, values);
 }
 
-// One chunk of the warps that hold the state: E, and the state after the chunk.
+// Processes one chunk in the warps that hold the state: computes E, and the state after the chunk.
 template <typename Config>
 HL_DEVICE void AdvanceTokenState(float (&state)[Config::kK / 8][4],
                                  const TokenScanShared<Config>& smem, const TokenStage& from,

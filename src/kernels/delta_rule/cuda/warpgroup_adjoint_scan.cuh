@@ -40,7 +40,8 @@ HL_DEVICE void Negate(uint32_t (&x)[kChunk / 16][4]) {
   }
 }
 
-// One chunk: stores R^T and dU, and turns R into the gradient of the state before the chunk.
+// Processes one chunk: stores R^T and dU, and turns R into the gradient of the state before the
+// chunk.
 template <typename Config>
 HL_DEVICE void AdjointChunk(float (&adjoint)[Config::kK / 8][4], const Ring<Config>& ring,
                             const RingStage& from, const AdjointScanParams& params,

@@ -84,7 +84,7 @@ HL_DEVICE void SubtractFromValues(float (&read)[kChunk / 8][4],
   }
 }
 
-// One chunk: U, out, and the state after it.
+// Processes one chunk: computes U, out, and the state after it.
 template <typename Config>
 HL_DEVICE void ScanChunkByWarpgroup(float (&state)[Config::kK / 8][4], const Ring<Config>& ring,
                                     const RingStage& from, const ScanParams& params,

@@ -43,7 +43,7 @@ constexpr int kMaxGradientKeysF32 = 128;
 // The width of the slices of V that blocks of the scan own. Rows of V are padded to whole slices.
 constexpr int kValueSlice = 32;
 
-// K as the kernels are instantiated. Columns from K on are zero.
+// Returns K as the kernels are instantiated. Columns from K on are zero.
 HL_EVERYWHERE constexpr int PaddedKeys(int head_dim_k) {
   return head_dim_k <= 64 ? 64 : head_dim_k <= 128 ? 128 : 256;
 }

@@ -238,7 +238,8 @@ void Forward(const FocusItem<T>& item) {
     GiveFinal(item, head, scans[head - item.first_head].carry());
 }
 
-// The final state reads all tokens, like a row with the log weight -log_scale.
+// Adds the gradients through the final state, which reads all tokens like a row with the log weight
+// -log_scale.
 template <typename T>
 void TakeFinal(const FocusItem<T>& item, const FocusPoolGrads<T>& grads, int64_t head,
                Element<FocusCompute<T>>& carry) {

@@ -371,8 +371,8 @@ HL_DEVICE void MultiplyRows(float (&d)[kTiles][4], const bf16* a, int a_row, con
     }
   }
 }
-// The first `columns` of acc [16, kDim] += x [16, 8 kTiles], rounded to bf16, times the rows of b
-// from b_row on.
+// Computes the first `columns` of acc [16, kDim] += x [16, 8 kTiles], rounded to bf16, times the
+// rows of b from b_row on.
 template <int kDim, int kTiles>
 HL_DEVICE void MultiplyWeights(float (&acc)[kDim / 8][4], const float (&x)[kTiles][4],
                                const bf16* b, int b_row, int columns) {
