@@ -16,14 +16,16 @@ namespace halflife::model {
 class Init {
  public:
   static Init Normal(double std_dev) { return Init(Kind::kNormal, 0, std_dev); }
-  // Normal, drawn again until the value is within `cut` standard deviations of 0.
+  // Draws from a normal distribution, again until the value is within `cut` standard deviations of
+  // 0.
   static Init TruncatedNormal(double std_dev, double cut = 2) {
     Init init(Kind::kTruncatedNormal, 0, std_dev);
     init.cut_ = cut;
     return init;
   }
   static Init Uniform(double low, double high) { return Init(Kind::kUniform, low, high); }
-  // Uniform in +-1/sqrt(fan_in), as torch.nn.Linear and torch.nn.Conv1d with `fan_in` inputs.
+  // Draws uniformly in +-1/sqrt(fan_in), as torch.nn.Linear and torch.nn.Conv1d with `fan_in`
+  // inputs do.
   static Init UniformOfFanIn(int64_t fan_in);
   static Init Constant(double value) { return Init(Kind::kConstant, value, value); }
   static Init Zeros() { return Constant(0); }

@@ -163,10 +163,10 @@ class Mixer {
   }
 
   virtual FlopCount FlopsPerToken(int64_t seq_len) const = 0;
-  // Activation bytes that backward keeps per token, for planning.
+  // Returns the activation bytes that backward keeps per token, for planning.
   virtual double ActivationBytesPerToken(int64_t seq_len, int64_t bytes_per_element) const = 0;
-  // Additional bytes per token that backward keeps on a GPU. It may be negative. Positive, for
-  // example, when LibTorch operators replace a missing kernel.
+  // Returns the additional bytes per token that backward keeps on a GPU, which may be negative. It
+  // is positive, for example, if LibTorch operators replace a missing kernel.
   virtual double GpuActivationBytesPerToken(int64_t /*seq_len*/,
                                             int64_t /*bytes_per_element*/) const {
     return 0;
@@ -178,7 +178,8 @@ class Mixer {
 
 // Throws the same errors as MakePart.
 std::unique_ptr<Mixer> MakeMixer(const MixerConfig& config, const PartContext& context);
-// Small configurations of a mixer that together cover every code path, for the conformance suite.
+// Returns small configurations of a mixer that together cover every code path, for the conformance
+// suite.
 std::vector<MixerConfig> TestForms(const std::string& mixer);
 
 }  // namespace halflife::model

@@ -28,14 +28,14 @@ class ModelCost {
   // Returns the part of these operations that backward repeats.
   FlopCount RecomputedFlopsOfLayer(int64_t layer, Recompute recompute) const;
 
-  // Peak activation bytes of a micro-batch per token: everything that all layers keep for backward,
-  // plus what is recomputed for one layer at a time.
+  // Returns the peak activation bytes of a micro-batch per token: everything that all layers keep
+  // for backward, plus what is recomputed for one layer at a time.
   double ActivationBytesPerToken(int64_t bytes_per_element,
                                  Recompute recompute = Recompute::kNone) const;
   double ActivationBytesOfLayer(int64_t layer, int64_t bytes_per_element) const;
   double RecomputedBytesOfLayer(int64_t layer, int64_t bytes_per_element,
                                 Recompute recompute) const;
-  // Peak bytes of the head while the loss of `batch` rows is differentiated.
+  // Returns the peak bytes of the head while the loss of `batch` rows is differentiated.
   double LossBytes(int64_t batch, ops::CrossEntropyStorage storage) const;
   // Returns the bytes per row of all mixer states that do not grow. A rank that holds a slice of a
   // row keeps them for the preceding tokens until backward.

@@ -79,17 +79,18 @@ struct SequenceSlice {
   std::shared_ptr<PositionTensors> of_positions = std::make_shared<PositionTensors>();
   bool has_boundaries() const { return documents.defined(); }
 
-  // Whole rows starting at position `offset`, with one document per row.
+  // Returns whole rows starting at position `offset`, with one document per row.
   static SequenceSlice Contiguous(int64_t batch, int64_t seq_len, int64_t offset,
                                   at::Device device);
-  // Whole rows with documents. cu_seqlens refers to the flattened B*T tokens and includes every row
-  // start (data::Batch).
+  // Returns whole rows with documents. cu_seqlens refers to the flattened B*T tokens and includes
+  // every row start (data::Batch).
   static SequenceSlice Packed(int64_t batch, int64_t seq_len, std::span<const int32_t> cu_seqlens,
                               at::Device device);
-  // One token per row whose position is known only on the device: positions [B, 1]. `begin` is -1.
+  // Returns one token per row whose position is known only on the device: positions [B, 1]. `begin`
+  // is -1.
   static SequenceSlice OfToken(const at::Tensor& positions);
-  // Tokens [first, first + length) of every row, with the positions and documents of the whole.
-  // `length` may be 0.
+  // Returns tokens [first, first + length) of every row, with the positions and documents of the
+  // whole. `length` may be 0.
   SequenceSlice Narrow(int64_t first, int64_t length) const;
 };
 

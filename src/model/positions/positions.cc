@@ -86,8 +86,8 @@ class Sinusoidal : public Positions {
   Sinusoidal(const SinusoidalOptions& options, const PartContext& context)
       : base_(options.base), halves_(options.halves()), dim_(context.model_dim()) {}
 
-  // Angles are computed in fp64. In fp32, each tenfold increase of the position costs a decimal
-  // digit of accuracy.
+  // Adds the vectors of positions. Angles are computed in fp64: in fp32, each tenfold increase of
+  // the position costs a decimal digit of accuracy.
   at::Tensor AddTo(const at::Tensor& x, const at::Tensor& positions) const override {
     constexpr int64_t kFairseqFirst = 2;
     const int64_t half = dim_ / 2;

@@ -13,8 +13,8 @@ namespace halflife::model {
 // `factor` is the length of the longest text divided by the training length.
 // Position interpolation (Chen et al., 2023): divides every position by `factor`.
 std::vector<double> InterpolatedFrequencies(int64_t dim, double base, double factor);
-// NTK-aware: uses base * factor^(dim / (dim - 2)). The slowest pair is interpolated, the fastest
-// is unchanged.
+// Returns NTK-aware frequencies, with the base base * factor^(dim / (dim - 2)). The slowest pair is
+// interpolated, the fastest is unchanged.
 std::vector<double> NtkAwareFrequencies(int64_t dim, double base, double factor);
 
 // YaRN (Peng et al., 2023). Pairs with more than `fast` turns over the training length are

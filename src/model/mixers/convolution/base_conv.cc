@@ -134,8 +134,8 @@ class BaseConv : public Mixer {
   }
 
  private:
-  // A long convolution adds its input u and then applies the activation. Short convolutions do not
-  // add u, and apply the activation themselves.
+  // Adds the input u and the activation to a long convolution. Short convolutions do not add u, and
+  // apply the activation themselves.
   at::Tensor WithSkip(const at::Tensor& sums, const at::Tensor& u) const {
     return use_act_ ? at::silu(sums + u) : sums + u;
   }

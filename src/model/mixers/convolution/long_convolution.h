@@ -48,10 +48,10 @@ at::Tensor ConvolveRows(const LongConvolutionCall& call, at::Tensor* after);
 // Decodes one token -> [B, C]. `inputs` holds num_past tokens, and x is appended to it.
 at::Tensor ConvolveStep(const LongConvolutionCall& call, int64_t num_past, at::Tensor& inputs);
 
-// FLOPs per channel and token: the transforms of a row to the frequency domain and back, and the
-// product between them.
+// Returns FLOPs per channel and token: those of the transforms of a row to the frequency domain and
+// back, and of the product between them.
 double LongConvolutionFlops(int64_t seq_len);
-// Workspace in bytes of the backward of a convolution of `channels` on a GPU.
+// Returns the workspace in bytes of the backward of a convolution of `channels` on a GPU.
 double LongConvolutionWorkspaceBytes(const GpuBatch& batch, int64_t channels);
 
 }  // namespace halflife::model

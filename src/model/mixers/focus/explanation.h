@@ -42,8 +42,8 @@ struct Explanation {
 class Explained {
  public:
   virtual ~Explained() = default;
-  // One explanation per pool, in the order of the forward pass. `call` must be for whole rows;
-  // dropout is off.
+  // Returns one explanation per pool, in the order of the forward pass. `call` must be for whole
+  // rows; dropout is off.
   virtual std::vector<Explanation> Explain(const MixerCall& call) const = 0;
 };
 

@@ -24,7 +24,7 @@
 namespace halflife::model {
 namespace {
 
-// The kernels keep one state per this number of tokens for their backward.
+// Returns the number of tokens per state that the kernels keep for their backward.
 constexpr double TokensPerKeptDeltaState(bool is_cuda) {
   return kernels::kDeltaCheckpointEvery * kernels::DefaultChunkSize(is_cuda);
 }
@@ -131,7 +131,8 @@ class DeltaRecurrence : public Recurrence {
     return 4 * (kept - state / TokensPerKeptDeltaState(/*is_cuda=*/false));
   }
 
-  // The backward needs more than the forward. The composed form has no workspace.
+  // Returns the workspace of the backward, which needs more than the forward. The composed form has
+  // no workspace.
   double WorkspaceBytes(const GpuBatch& batch) const override {
     kernels::DeltaRuleArgs args = KernelSizes(batch.bf16);
     if (!kernels::cuda::SupportsDeltaRuleBackward(args)) return 0;
@@ -177,7 +178,7 @@ class DeltaRecurrence : public Recurrence {
     return row;
   }
 
-  // Queries and keys [B, T, H, K] with normalised heads.
+  // Returns queries and keys [B, T, H, K] with normalised heads.
   ops::UnitNormPair Normalise(const at::Tensor& q, const at::Tensor& k) const {
     if (!form_.norm_by_sum) return ops::UnitNorm({.q = q, .k = k}, kDeltaNormEps);
     const auto by_sum = [](const at::Tensor& x) {

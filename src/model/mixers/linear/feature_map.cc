@@ -91,7 +91,7 @@ Parameter DeclareSquare(const PartContext& context, const std::string& name, int
   return DeclareMatrix(context, name, {.out = dim, .in = dim});
 }
 
-// Tied maps of q and k share the parameter, so each use is marked with ForEachUse.
+// Adds the bias. Tied maps of q and k share the parameter, so each use is marked with ForEachUse.
 at::Tensor PlusBias(const at::Tensor& y, const Parameter& bias) {
   return ops::BiasMap({{.x = y, .bias = ForEachUse(bias)}})[0];
 }

@@ -146,7 +146,7 @@ class SlotRecurrence : public Recurrence {
   }
 
  private:
-  // Decay attention from the slots to keys or values of `width` channels.
+  // Makes the decay attention from the slots to keys or values of `width` channels.
   std::unique_ptr<Recurrence> MakePass(const PartContext& context, int64_t width) const {
     const DecayForm form = {
         .make_decay = [](const PartContext&) { return std::make_unique<GivenDecay>(); },
@@ -172,7 +172,7 @@ class SlotRecurrence : public Recurrence {
     return {.log_decay = {.y = log_decay},
             .weights = (-at::expm1(log_decay)).to(logits.scalar_type())};
   }
-  // Softmax over the slots, computed in fp32.
+  // Computes the softmax over the slots in fp32.
   static at::Tensor Probabilities(const at::Tensor& scores) {
     return at::softmax(scores, -1, ops::ComputeType(scores)).to(scores.scalar_type());
   }

@@ -29,7 +29,7 @@ ViewPlaces PlacesOf(const at::Tensor& positions, const LegacyView& view) {
           .power = at::floor_divide(row, view.num_heads)};
 }
 
-// P [R, T, H, K].
+// Returns P [R, T, H, K].
 at::Tensor LogOf(const at::Tensor& ps, const ViewPlaces& places, const LegacyView& view,
                  at::ScalarType compute) {
   const int64_t width = ps.numel() / view.num_heads;

@@ -95,7 +95,7 @@ struct LayerNumber {
 // ln of the decay of head h of H: -2^(-8 (h + 1) / H) (1 - l / (L - 1 + 1e-5) + 1e-5), as in
 // transformers' MiniMax. The last layer hardly forgets.
 std::vector<double> MiniMaxLogDecays(int64_t num_heads, const LayerNumber& layer);
-// -(8 / H) (1 - l / L) h, as in fla's operation. Head 0 never forgets.
+// Returns -(8 / H) (1 - l / L) h, as in fla's operation. Head 0 never forgets.
 std::vector<double> LinearLogDecays(int64_t num_heads, const LayerNumber& layer);
 
 // The decay per token of Gated DeltaNet (Yang et al., 2025) and Kimi Delta Attention (Kimi Team,

@@ -57,7 +57,8 @@ class TokenScan {
     return {.o = at::stack(outputs, 1).to(dtype), .state = state};
   }
 
-  // Without gradients. The transition of the whole slice is the product of its tokens' transitions.
+  // Summarises a slice without gradients. The transition of the whole slice is the product of its
+  // tokens' transitions.
   SegmentSummary Summarise(const Tensors& inputs, const ops::RowSegment& row) const {
     const at::NoGradGuard no_grad;
     at::Tensor product = at::eye(shape_.dim_k, options_)

@@ -42,10 +42,10 @@ class TokenRecurrence : public Recurrence {
   virtual StateShape state_shape() const = 0;
   // Returns the tensors [B, T, ...] that the three operations read. Differentiable; at least one.
   virtual std::vector<at::Tensor> Prepare(const RecurrenceInputs& inputs) const = 0;
-  // A_t S for a state [B, H, K, V], or for any other number of columns in place of V. It must be
-  // linear in S and treat the columns alike.
+  // Returns A_t S for a state [B, H, K, V], or for any other number of columns in place of V. It
+  // must be linear in S and treat the columns alike.
   virtual at::Tensor Transition(const Token& token, const at::Tensor& state) const = 0;
-  // B_t [B, H, K, V], or a shape that broadcasts to it.
+  // Returns B_t [B, H, K, V], or a shape that broadcasts to it.
   virtual at::Tensor Update(const Token& token) const = 0;
   // o_t [B, H, V] from the state after the token.
   virtual at::Tensor Read(const Token& token, const at::Tensor& state) const = 0;

@@ -214,7 +214,7 @@ class Mamba2 : public Mixer {
   double WorkspaceBytes(const GpuBatch& batch) const override;
 
  private:
-  // A_log, D and dt_bias, [H] each.
+  // Declares A_log, D and dt_bias, [H] each.
   void DeclareHeads(const PartContext& context) {
     const auto fp32 = [&](const char* name, const Init& init) {
       return context.parameters->Declare({.name = context.prefix + name,
@@ -295,7 +295,7 @@ class Mamba2 : public Mixer {
     return out_(norm_.declared() ? Norm(gated) : gated);
   }
 
-  // RMSNorm over each group of I / G channels, times the weight of each channel.
+  // Applies RMSNorm over each group of I / G channels, times the weight of each channel.
   at::Tensor Norm(const at::Tensor& y) const {
     if (options_.num_groups == 1) return ops::RmsNorm(y, *norm_, eps_);
     const int64_t width = options_.inner() / options_.num_groups;

@@ -65,11 +65,11 @@ struct Rwkv7Start {
     to_last = 1 - layer / layers;
     through = (layer + 1) / layers;
   }
-  // From 0 for the first channel to 1 for the last one.
+  // Returns 0 for the first channel to 1 for the last one.
   double Place(int64_t channel) const {
     return dim > 1 ? static_cast<double>(channel) / (dim - 1) : 0;
   }
-  // From -1 to 1 within a head, squared with its sign.
+  // Returns -1 to 1 within a head, squared with its sign.
   double InHead(int64_t channel) const {
     if (head_dim == 1) return 0;
     const double half = static_cast<double>(head_dim - 1) / 2;

@@ -86,11 +86,11 @@ class Attention {
 
   MixerTraits traits() const;
 
-  // Attention for projected heads. A layer that is not causal throws kUsage if the call has a past
-  // or if its rows are split over ranks.
+  // Computes attention for projected heads. A layer that is not causal throws kUsage if the call
+  // has a past or if its rows are split over ranks.
   Output Forward(const MixerCall& call, Heads heads) const;
-  // Attention for heads that are encoded already, and whose k and v begin with those of the tokens
-  // before the slice. Returns [B, T, H V].
+  // Computes attention for heads that are already encoded, and whose k and v begin with those of
+  // the tokens before the slice. Returns [B, T, H V].
   at::Tensor Attend(const MixerCall& call, const Heads& heads) const;
   // Decodes one token (T = 1), like Mixer::Step. A layer that is not causal throws kUsage.
   at::Tensor Step(Heads heads, const SequenceSlice& token, MixerState& state) const;

@@ -231,7 +231,7 @@ class Mla : public Mixer {
     return {.c = at::cat({before.c, own.c}, 1), .r = at::cat({before.r, own.r}, 1)};
   }
 
-  // Both parts of [B, T, R + r].
+  // Splits [B, T, R + r] into both parts.
   Latents Split(const at::Tensor& joined) const {
     const std::vector<at::Tensor> parts =
         joined.split_with_sizes({sizes_.kv_lora_rank, sizes_.qk_rope_head_dim}, -1);

@@ -69,7 +69,8 @@ struct SoftmaxOptions : OptionsOf<SoftmaxOptions, AttentionOptions> {
     ResolveFor(head_dim, problems);
   }
 
-  // Channels of a head that rotate; an odd number is rounded up to whole pairs (OfLayer).
+  // Returns the number of channels of a head that rotate. An odd number is rounded up to whole
+  // pairs (OfLayer).
   int64_t rotary_dim() const {
     return static_cast<int64_t>(static_cast<double>(head_dim) * partial_rotary_factor);
   }
