@@ -111,7 +111,8 @@ struct DecayAttentionGrads {
   at::Tensor dkey_scale = {};      // [B, T, H]; undefined if there is no key_scale
   DecayState dinitial_state = {};  // its log_scale is undefined
 };
-// Complete gradients for the segment's tokens, given dL/d(final state) (undefined: zero).
+// Returns the complete gradients of the segment's tokens, given dL/d(final state) (undefined:
+// zero).
 DecayAttentionGrads Backward(const DecayAttentionInputs& inputs, const DecayAttentionConfig& config,
                              const at::Tensor& dout, const DecayState& dfinal_state);
 

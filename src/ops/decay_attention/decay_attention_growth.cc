@@ -83,7 +83,7 @@ at::Tensor CountWithinRun(const at::Tensor& marked, const at::Tensor& begin) {
 
 constexpr double kNothing = -std::numeric_limits<double>::infinity();  // log of a weight of 0
 
-// M (log_key_scale) in fp64; -inf for keys that key_scale masks.
+// Returns M (log_key_scale) in fp64; -inf for keys that key_scale masks.
 at::Tensor LogScaleOfKeys(const at::Tensor& log_key_scale, const at::Tensor& key_scale) {
   const at::Tensor scale = log_key_scale.detach().to(at::kDouble);
   return key_scale.defined() ? scale.masked_fill(key_scale.detach() == 0, kNothing) : scale;

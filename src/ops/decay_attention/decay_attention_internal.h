@@ -67,14 +67,14 @@ at::Tensor NormaliseStepSeparately(const DecayAttentionStepInputs& inputs,
 
 namespace binding {
 
-// Error (exit 2) for a dtype that no kernel supports.
+// Converts the dtype. Throws Error (exit 2) for a dtype that no kernel supports.
 DType ToDType(const at::Tensor& x);
-// Views of a tensor [B, T, heads, width], and of a single token's tensor [B, heads, width].
+// Return views of a tensor [B, T, heads, width], and of a single token's tensor [B, heads, width].
 kernels::TensorView ViewOf(const at::Tensor& x);
 kernels::TensorView TokenView(const at::Tensor& x);
-// Rows() for a log_decay. A constant log_decay is also made contiguous across heads.
+// Returns Rows() of a log_decay. A constant log_decay is also made contiguous across heads.
 at::Tensor DecayRows(const at::Tensor& x, bool constant);
-// Hd, which is 1 without a decay; and H, the largest head count of q, k, v and the decay.
+// Return Hd, which is 1 without a decay; and H, the largest head count of q, k, v and the decay.
 int64_t NumDecayHeads(const at::Tensor& log_decay);
 int64_t NumHeads(const DecayAttentionInputs& in);
 // Repeats x along `dim` from Hd heads to num_heads: output head h reads head h * Hd / num_heads.

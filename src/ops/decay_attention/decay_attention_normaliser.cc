@@ -11,7 +11,8 @@
 namespace halflife::ops {
 namespace {
 
-// The division is in fp32, so the numerators must not be rounded before it.
+// Returns the inputs of the numerator in fp32. The division is in fp32, so the numerators must not
+// be rounded before it.
 template <typename Inputs>
 Inputs Numerator(Inputs in) {
   const at::ScalarType compute = ComputeType(in.q);

@@ -88,8 +88,8 @@ DecayAttentionInputs Alone(DecayAttentionInputs in) {
   return in;
 }
 
-// The kernels' summary supports neither growth nor a separate denominator (norm_q, norm_k): both
-// are prepared outside the kernels.
+// Returns true if the kernels can summarise the call. Their summary supports neither growth nor a
+// separate denominator (norm_q, norm_k): both are prepared outside the kernels.
 bool HasSummary(const DecayAttentionInputs& in, const DecayAttentionConfig& config) {
   return !config.allow_growth && !in.norm_q.defined();
 }

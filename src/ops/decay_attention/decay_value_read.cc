@@ -37,7 +37,7 @@ DecayAttentionInputs Attention(const ValueReadTensors& x, const at::Tensor& quer
           .initial_state = {.kv = x.initial_state}};
 }
 
-// Queries for calls whose results do not depend on them.
+// Returns queries for calls whose results do not depend on them.
 at::Tensor NoQueries(const ValueReadTensors& x) {
   return at::zeros({x.q.size(0), x.q.size(1), x.q.size(2), x.k.size(3)},
                    x.q.options().requires_grad(false));
@@ -66,8 +66,8 @@ DecayValueReadOutput Differentiable(const ValueReadTensors& x,
   return Apply<ValueReadOp>({.name = "DecayValueRead", .inputs = x, .forward = forward});
 }
 
-// Rows that are split across ranks. The state is that of decay attention, and so are its summary
-// and the gradient of the state before a segment.
+// Reads rows that are split across ranks. The state is that of decay attention, and so are its
+// summary and the gradient of the state before a segment.
 at::Tensor OverRanks(const ValueReadTensors& tensors, const DecayValueReadInputs& inputs) {
   const auto chunks = inputs.chunks;
   const auto run = [=](const Tensors& x, const SegmentState& before) -> ScannedSegment {

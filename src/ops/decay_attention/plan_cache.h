@@ -71,8 +71,9 @@ class DecayPlanCache {
            addresses(a.args) == addresses(b.args) && outside(a) == outside(b);
   }
 
-  // A plan depends on which tensors are there and on the alignment of their addresses. Addresses
-  // that are not listed here only make the cache find less.
+  // Returns the question without addresses, keeping which tensors exist and how their addresses are
+  // aligned, because a plan depends on both. An address that is not listed here only reduces the
+  // number of hits.
   static Question WithoutAddresses(Question question) {
     constexpr uintptr_t kAlignment = 256;
     const auto forget = [](auto*& address) {

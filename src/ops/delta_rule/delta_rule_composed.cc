@@ -251,8 +251,8 @@ RowDocuments FindDocuments(const SequenceChunks* chunks) {
           .started = chunks->runs().sequence == chunks->num_sequences()};
 }
 
-// The sequences of a call as separate problems: all rows at once, or, with cu_seqlens, one after
-// the other.
+// Returns the sequences of a call as separate problems: all rows at once, or, with cu_seqlens, one
+// after the other.
 std::vector<DeltaRows> CutSequences(const DeltaRuleInputs& in) {
   const at::ScalarType compute = ComputeType(in.q);
   const int64_t num_sequences = NumDeltaSequences(in), batch = in.q.size(0);

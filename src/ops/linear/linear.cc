@@ -381,8 +381,8 @@ const at::Tensor* UpstreamInputGradient(const BackwardOf<SplitLinearOp>& call) {
   return call.grads.x.defined() ? &call.grads.x : nullptr;
 }
 
-// The backward of a split product when it is itself differentiated: one product per part of the
-// weight's rows.
+// Runs the backward of a split product when it is itself differentiated: one product per part of
+// the weight's rows.
 SplitLinearOp::Inputs DifferentiatedPartsBackward(const BackwardOf<SplitLinearOp>& call,
                                                   const SplitSpec& split) {
   const bool wants_dweight = call.Wants(&SplitLinearOp::Inputs::weight);

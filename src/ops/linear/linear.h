@@ -32,7 +32,7 @@ struct LinearPart {
   at::Tensor y;
   ColumnSlice gradient = {};
 };
-// SharedInputLinear with gradient buffers.
+// The same as SharedInputLinear, with buffers for the gradients.
 std::vector<LinearPart> SharedInputParts(const at::Tensor& x,
                                          const std::vector<at::Tensor>& weights);
 // Returns Linear(x, weight) split into outputs of these widths, which add up to the weight's rows.

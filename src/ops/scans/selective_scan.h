@@ -56,8 +56,8 @@ struct SelectiveScanStepInputs {
 };
 at::Tensor SelectiveScanStep(const SelectiveScanStepInputs& inputs, at::Tensor& state);
 
-// SelectiveScan() of inputs with a segment. Returns only `y`: no rank but the last has the final
-// state of a row.
+// Runs SelectiveScan() on inputs with a segment. Returns only `y`, because only the last rank has
+// the final state of a row.
 SelectiveScanOutputs OverSegments(const SelectiveScanInputs& inputs);
 
 }  // namespace halflife::ops

@@ -57,8 +57,8 @@ struct WkvStepInputs {
 };
 at::Tensor Wkv4Step(const WkvStepInputs& inputs, WkvMemory& state);
 
-// Wkv4() of inputs with a segment. Returns only `out`: no rank but the last has the final state of
-// a row.
+// Runs Wkv4() on inputs with a segment. Returns only `out`, because only the last rank has the
+// final state of a row.
 WkvOutputs OverSegments(const WkvInputs& inputs);
 
 }  // namespace halflife::ops

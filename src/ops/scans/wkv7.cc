@@ -62,8 +62,8 @@ at::Tensor Without(const at::Tensor& x, const at::Tensor& mask) {
   return mask.defined() ? x.masked_fill(mask, 0) : x;
 }
 
-// Products of the rows of `reads` and `writes`, [B, H, c, c], for writes up to the `diagonal` of a
-// read in its own document.
+// Returns products of the rows of `reads` and `writes`, [B, H, c, c], for writes up to the
+// `diagonal` of a read in its own document.
 at::Tensor PairProducts(const at::Tensor& reads, const at::Tensor& writes, int64_t diagonal,
                         const Wkv7Documents& documents) {
   return Without(at::matmul(reads, writes.transpose(2, 3)).tril(diagonal), documents.other);

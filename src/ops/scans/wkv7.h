@@ -35,7 +35,8 @@ struct Wkv7Output {
 };
 Wkv7Output Wkv7(const Wkv7Inputs& inputs);
 
-// One token: inputs [B, H, K or V]. Updates `state` [B, H, K, V] in place and returns o [B, H, V].
+// Processes one token: inputs [B, H, K or V]. Updates `state` [B, H, K, V] in place and returns o
+// [B, H, V].
 at::Tensor Wkv7Step(const Wkv7Inputs& inputs, at::Tensor& state);
 
 }  // namespace halflife::ops

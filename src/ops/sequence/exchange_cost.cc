@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kSmall = 4 << 10, kLarge = 1 << 20;  // bytes
 
-// The median time of five runs. One run before them connects the ranks.
+// Returns the median time of five runs. One run before them connects the ranks.
 template <typename Run>
 double Median(SegmentGroup& group, Run run) {
   std::array<double, 5> seconds;

@@ -22,9 +22,9 @@ struct ExchangeCost {
   double gather_s = 0, gather_s_per_byte = 0;  // AllGather; bytes that one rank contributes
   double shift_s = 0, shift_s_per_byte = 0;    // message to a neighbour
 
-  // Seconds until the last of `ranks` has its state. A ring waits for ranks - 1 consecutive
-  // messages. A scan waits until its first piece has passed all ranks, and then for the other
-  // pieces. `strategy` must not be kCheapest.
+  // Returns the seconds until the last of `ranks` has its state. A ring waits for ranks - 1
+  // consecutive messages. A scan waits until its first piece has passed all ranks, and then for the
+  // other pieces. `strategy` must not be kCheapest.
   double Seconds(StateStrategy strategy, int ranks, const ExchangeBytes& bytes) const;
   // Returns the strategy with the fewest seconds. For two ranks this is always kRing: it needs one
   // message, and the sender does not wait.

@@ -63,8 +63,9 @@ Passed PassUnscaled(const SegmentSummary& segment, const SegmentState& before) {
   return passed;
 }
 
-// The log scale after the segment is the larger of the two that are added. Factors are then at most
-// 1, except for channels that grow faster than their head's largest transition.
+// Returns the state after a segment at a common scale. Its log scale is the larger of the two that
+// are added. Factors are then at most 1, except for channels that grow faster than their head's
+// largest transition.
 Passed PassScaled(const SegmentSummary& segment, const SegmentState& before) {
   const at::Tensor& own = segment.own.log_scale;  // [N, C]
   const at::Tensor transition = segment.log_transition.to(own.scalar_type());
@@ -138,7 +139,7 @@ SegmentState ToState(Tensors tensors, bool log_scaled) {
   return state;
 }
 
-// Piece number `piece` of every tensor [N C, ...], cut along N C.
+// Returns piece number `piece` of every tensor [N C, ...], cut along N C.
 Tensors Piece(const Tensors& tensors, int64_t piece, int64_t num_pieces) {
   Tensors pieces;
   for (const at::Tensor& x : tensors) {
@@ -213,7 +214,7 @@ int64_t NumPieces(StateStrategy strategy, const at::Tensor& value) {
   return std::clamp<int64_t>(value.size(0) * value.size(1), 1, kScanPieces);
 }
 
-// Tensors [N C, ...] in the shapes of `like`, [N, C, ...].
+// Returns tensors [N C, ...] in the shapes of `like`, [N, C, ...].
 Tensors Unflat(const Tensors& flat, const Tensors& like) {
   Tensors tensors;
   for (size_t i = 0; i < flat.size(); ++i) tensors.push_back(flat[i].view(like[i].sizes()));

@@ -26,7 +26,7 @@ at::Tensor TokensBefore(const at::Tensor& x, int64_t count, const RowSegment& ro
 // document of its first token.
 at::Tensor SeenBefore(int64_t count, const RowSegment& row);
 
-// TokensBefore, with zeros where SeenBefore is false: [B, count, ...].
+// Returns TokensBefore, with zeros where SeenBefore is false: [B, count, ...].
 at::Tensor DocumentBefore(const at::Tensor& x, int64_t count, const RowSegment& row);
 
 }  // namespace halflife::ops

@@ -182,7 +182,7 @@ at::Tensor Dropped(const Block& block, const at::Tensor& probabilities) {
   return Dropout(probabilities.flatten(0, 1).contiguous(), dropout).unflatten(0, {-1, num_heads});
 }
 
-// Attention with explicit probabilities, [B, T, H, V].
+// Computes attention with explicit probabilities, [B, T, H, V].
 at::Tensor AttendDense(const Block& block, const at::Tensor& q, const at::Tensor& k) {
   const SoftmaxAttentionInputs& in = block.inputs;
   const at::Tensor scores = AllScores(block, q, k);

@@ -22,9 +22,9 @@ namespace halflife::ops {
 
 namespace {
 
-// One recording stream per device. It must not be the default stream, which cannot be recorded. It
-// is reused because cuBLAS keeps a workspace for every stream that it has run on. Kernels of a
-// graph keep its priority, so it has that of the stream that computes.
+// Returns the recording stream of the device. It must not be the default stream, which cannot be
+// recorded. It is reused because cuBLAS keeps a workspace for every stream that it has run on.
+// Kernels of a graph keep its priority, so it has that of the stream that computes.
 c10::cuda::CUDAStream RecordingStream(c10::DeviceIndex device) {
   static std::mutex mutex;
   static std::map<c10::DeviceIndex, c10::cuda::CUDAStream> streams;

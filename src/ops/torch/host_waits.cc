@@ -166,7 +166,7 @@ class HostWaits::Counter : public c10::DebugInfoBase {
       return frame->kind == Kind::kWait || frame->kind == Kind::kReadBack;
     });
   }
-  // Cached, because looking up a schema is expensive.
+  // Classifies an operation. The result is cached, because looking up a schema is expensive.
   Kind FindKind(const at::RecordFunction& function) {
     const auto op = function.operator_name();
     const std::string key = op ? c10::toString(*op) : std::string(function.name());
