@@ -75,8 +75,8 @@ struct CurveSource {
   }
 };
 
-// Curves with equal names (several files of one model, or models with the same name) are named
-// after their files.
+// Renames curves with equal names (several files of one model, or models with the same name) after
+// their files.
 void NameApart(std::vector<CurveSource>& curves) {
   std::map<std::string, int> count;
   for (const CurveSource& curve : curves) ++count[curve.name];

@@ -8,7 +8,7 @@
 namespace halflife::report {
 namespace {
 
-// The JSON library replaces bytes that are not UTF-8.
+// Returns valid UTF-8. The JSON library replaces bytes that are not.
 std::string ValidUtf8(std::string_view text) {
   const std::string json = nlohmann::json(std::string(text))
                                .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);

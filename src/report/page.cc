@@ -46,7 +46,8 @@ std::string OptionalCell(const std::optional<double>& value,
   return Cell(value ? format(*value) : "–");
 }
 
-// A run that an older version started reports only the time since the newer version took over.
+// Returns the time of a run. A run that an older version started reports only the time since the
+// newer version took over.
 std::string WallTime(const RunRecord& run) {
   const Series &elapsed = run.metric("elapsed_s"), &loss = run.metric("loss");
   if (elapsed.empty()) return Cell("–");
@@ -129,7 +130,7 @@ std::string Summary(const Runs& runs) {
   return out + "</section>";
 }
 
-// Each element of `named` has a `name`; its style is its index.
+// Returns the legend. Each element of `named` has a `name`; its style is its index.
 template <typename Named>
 std::string Legend(const std::vector<Named>& named) {
   std::string out = "<ul class=\"legend\">";
@@ -168,7 +169,7 @@ std::string ValidationCells(const ValidationCell& cell) {
          number(cell.bits_per_byte, fixed);
 }
 
-// One row per validated step, three columns per run.
+// Returns a table with one row per validated step and three columns per run.
 std::string ValidationTable(const Runs& runs) {
   std::map<int64_t, std::vector<ValidationCell>> rows;
   for (size_t i = 0; i < runs.size(); ++i) {
@@ -281,7 +282,7 @@ std::string Configs(const Runs& runs) {
   return out + "</section>";
 }
 
-// These curves do not belong to runs, so they have their own legend.
+// Returns the charts by length. Their curves do not belong to runs, so they have their own legend.
 std::string ByLength(const std::vector<Evaluation>& evaluations) {
   const std::vector<PlotSpec> plots = ChartsByLength(evaluations);
   if (evaluations.empty()) return "";
@@ -332,7 +333,8 @@ std::string SweepSections(const SweepRecord& sweep) {
   return out + CurvesOfSweep(sweep);
 }
 
-// A legend stays visible next to the charts that it explains, so they share an element.
+// Returns the sections about runs. A legend stays visible next to the charts that it explains, so
+// they share an element.
 std::string RunSections(const Runs& runs, const std::string& by_length) {
   return Concat("<div>", runs.size() > 1 ? Legend(runs) : "", Summary(runs), Notes(runs),
                 ChartSections(Charts(runs)), "</div>", by_length, ValidationTable(runs),

@@ -315,7 +315,7 @@ class Chart {
   std::vector<DrawnCurve> curves_;
 };
 
-// A cloud keeps every finite point.
+// Divides a curve into buckets of points. A cloud keeps every finite point.
 std::vector<Bucket> Buckets(const Curve& curve, const PlotSpec& spec, const Axis& x) {
   Series points;
   for (const Point& point : curve.points) {

@@ -29,8 +29,8 @@ struct RunRecord {
   const Series& metric(const std::string& key) const;  // Empty if there is no such metric.
   int64_t last_step() const;                           // Last trained step. 0: none.
   int64_t num_tokens() const;                          // Tokens trained on. 0: none or unknown.
-  // Tokens trained on up to a step, as recorded by the run (steps at the end of an epoch may be
-  // smaller). Interpolated linearly between recorded steps.
+  // Returns the tokens trained on up to a step, as recorded by the run (steps at the end of an
+  // epoch may be smaller), interpolated linearly between recorded steps.
   double tokens_at(double step) const;
 
   std::vector<int64_t> resumes;  // First step of each attempt after the first.
