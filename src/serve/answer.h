@@ -71,7 +71,7 @@ class Answer {
   std::string error_;
 };
 
-// One server-sent event.
+// Returns one server-sent event.
 std::string ServerSentEvent(const std::string& json);
 
 }  // namespace halflife::serve

@@ -31,7 +31,7 @@ uint64_t RandomSeed() {
   return (uint64_t{device()} << 32) | device();
 }
 
-// The fields that completions and chats share.
+// Reads the fields that completions and chats share.
 void ReadCommon(Fields& fields, const ApiLimits& limits, ApiCall& call) {
   ReadModel(fields, limits);
   call.sampler.temperature = fields.Number("temperature", 0, 100).value_or(1);
@@ -62,7 +62,7 @@ void ReadCommon(Fields& fields, const ApiLimits& limits, ApiCall& call) {
                  "prompt_cache_retention", "safety_identifier"});
 }
 
-// Ids of a prompt, [1, 2, 3].
+// Reads the ids of a prompt, [1, 2, 3].
 std::vector<int32_t> ReadIds(const Fields& fields, const nlohmann::json& list, int64_t vocab) {
   std::vector<int32_t> ids;
   ids.reserve(list.size());
@@ -118,7 +118,7 @@ void ReadPrompts(Fields& fields, const ApiLimits& limits, const data::Tokenizer&
   for (const nlohmann::json& prompt : given) add(prompt);
 }
 
-// The text of a message: a string, or a list of parts {"type": "text", "text": ...}.
+// Reads the text of a message: a string, or a list of parts {"type": "text", "text": ...}.
 std::string ReadContent(Fields& message) {
   const nlohmann::json& content = message.Require("content", "a string");
   if (content.is_string()) return content.get<std::string>();

@@ -33,7 +33,7 @@ class Fields {
   // Requires that a field of OpenAI's API that this server does not implement is absent or has this
   // value.
   void Only(const std::string& name, const nlohmann::json& value);
-  // Fields without an effect here.
+  // Accepts fields that have no effect in this server.
   void Ignore(const std::vector<std::string>& names);
   // Call it last. Throws for fields that were not read and are not null.
   void RejectOthers() const;
