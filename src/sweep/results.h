@@ -43,7 +43,7 @@ struct Group {
   double mean = 0, deviation = 0;  // Sample standard deviation (n - 1). 0 for a single run.
   double low = 0, high = 0;
 };
-// Groups without a value are omitted.
+// Groups the results. Groups without a value are omitted.
 std::vector<Group> SumUp(const SweepConfig& sweep, const std::vector<TrialResult>& results);
 std::vector<std::string> GroupAxes(const SweepConfig& sweep);  // The axes of Group::labels.
 
@@ -57,9 +57,9 @@ enum class Digits {
 report::Table ResultsTable(const SweepConfig& sweep, const std::vector<TrialResult>& results);
 // For people: one row per run, with its labels, state, metric, speed and time.
 report::Table RunsTable(const SweepConfig& sweep, const std::vector<TrialResult>& results);
-// One row per failed run, with the reason.
+// Returns one row per failed run, with the reason.
 report::Table FailuresTable(const std::vector<TrialResult>& results);
-// One row per group.
+// Returns one row per group.
 report::Table SummaryTable(const SweepConfig& sweep, const std::vector<Group>& groups,
                            Digits digits);
 
