@@ -15,7 +15,7 @@ class ModelConfig;
 
 namespace halflife::train {
 
-// Absent fields keep the values of the struct.
+// Reads the model. Absent fields keep the values of the struct.
 void ReadModel(const proto::ModelConfig& message, model::ModelConfig& config);
 // Writes all fields.
 void WriteModel(const model::ModelConfig& config, proto::ModelConfig& message);

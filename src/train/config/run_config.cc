@@ -178,8 +178,8 @@ const pb::FieldDescriptor& FieldNamed(const pb::Message& message, const std::str
   return *field;
 }
 
-// The fields of an optimizer's own config are matched with the schema's by name, so a new optimizer
-// needs no change here.
+// Reads an optimizer's own config. Its fields are matched with the schema's by name, so a new
+// optimizer needs no change here.
 void ReadAlgorithm(const proto::OptimizerChoice& message, optim::OptimizerChoice& choice) {
   const pb::Reflection& reflection = *message.GetReflection();
   const pb::FieldDescriptor* const chosen =
@@ -293,7 +293,7 @@ proto::RunConfig ToMessage(const RunConfig& config) {
   return message;
 }
 
-// Checkpoints store numbers with 17 digits, which identify each double.
+// Formats a number with the 17 digits that identify each double, as checkpoints store it.
 std::string ExactText(double value) {
   char text[32];
   std::snprintf(text, sizeof text, "%.17g", value);
@@ -338,9 +338,9 @@ void VisitLeaves(const pb::Message& message, const std::string& prefix,
   }
 }
 
-// The config of a finished run contains both numbers, so a recipe may too. But a user who sets
-// steps later, although max_epochs decides, expects them to take effect. `given` says where steps
-// were set.
+// Throws an error if train.steps was set and has no effect because of max_epochs. The config of a
+// finished run contains both numbers, so a recipe may too; but a user who sets steps later expects
+// them to take effect. `given` says where steps were set.
 void RequireStepsThatCount(const proto::RunConfig& message, const std::string& given,
                            int64_t steps) {
   HL_CHECK_AS(ExitCode::kUsage, message.train().max_epochs() == 0, given, "train.steps=", steps,
@@ -364,7 +364,7 @@ struct RecipeText {
   std::string name, text;
 };
 
-// A later recipe is a file of changes, so its steps must take effect.
+// Throws an error if a later recipe, which is a file of changes, sets train.steps without effect.
 void RequireChangesThatCount(const proto::RunConfig& message,
                              const std::vector<RecipeText>& recipes) {
   for (size_t i = 1; i < recipes.size(); ++i) {

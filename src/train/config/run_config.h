@@ -188,8 +188,9 @@ struct ParallelConfig {
   // Returns the number of ranks of a shard group (dist/shard_groups.h).
   int shard_ranks(int world_size) const;
   int given_shard() const;  // the number in `shard`; 0: it is not a number
-  // Size of a bucket of gradients. If ranks hold only parts of the gradients, several buckets exist
-  // for a moment, so they are at most 256 MiB unless bucket_bytes is given.
+  // Returns the size of a bucket of gradients in bytes. If ranks hold only parts of the gradients,
+  // several buckets exist at the same time, so they are at most 256 MiB unless bucket_bytes is
+  // given.
   int64_t bucket_bytes_of(int world_size, int64_t gradient_bytes) const;
   int num_prefetched() const { return prefetch >= 0 ? prefetch : zero_stage == 3 ? 1 : 2; }
   // Returns the number of ranks that share a row, each with a slice of it. Results and all sums

@@ -15,8 +15,9 @@ int64_t DecaySteps(const ScheduleConfig& config, int64_t total_steps) {
   return config.decay_steps > 0 ? config.decay_steps : std::max<int64_t>(total_steps / 10, 1);
 }
 
-// The phases of the kinds other than "phases". A decay begins one step after StepsBeforeDecay,
-// because the step there has the peak rate as well, unless the decay has only one step.
+// Returns the phases of the kinds other than "phases". A decay begins one step after
+// StepsBeforeDecay, because the step there has the peak rate as well, unless the decay has only one
+// step.
 std::vector<Phase> PhasesOfKind(const ScheduleConfig& config, int64_t total_steps) {
   HL_CHECK(config.kind == "cosine" || config.kind == "linear" || config.kind == "constant" ||
                config.kind == "wsd",

@@ -9,7 +9,8 @@
 namespace halflife::train {
 namespace {
 
-// The metrics of parts of the unnamed set and those of named sets have the same form.
+// Throws an error if the name of a set is also that of a part of the unnamed set. The metrics of
+// both have the same form.
 void RequireFreeName(const std::string& name, const data::SplitInfo& unnamed) {
   const auto require = [&](const auto& parts, const char* what) {
     for (const auto& part : parts)
@@ -21,7 +22,7 @@ void RequireFreeName(const std::string& name, const data::SplitInfo& unnamed) {
   require(unnamed.segments, "a segment");
 }
 
-// Token ids must represent the same text in both datasets.
+// Requires that token ids represent the same text in both datasets.
 void RequireSameVocabulary(const data::Dataset& other, const std::string& field,
                            const data::Dataset& training) {
   const std::string where = Concat("the training data ", training.folder().string());

@@ -76,10 +76,10 @@ class Trainer {
   uint64_t DataStep() const { return state_.step + skipped_steps_; }
   void Start(const TrainOptions& options);
   void StartAverage();
-  // In a run with LoRA.
+  // Called in a run with LoRA.
   void StartLora(const TrainOptions& options);
   void LoadLoraBase();
-  // In a run with train.preference.
+  // Called in a run with train.preference.
   void StartPreference(const TrainOptions& options);
   SetResult ScorePairs(const ValidationSet& set);
   SetResult ScoreText(const ValidationSet& set);

@@ -64,7 +64,7 @@ class ArenaPlan {
 
   double shards() const { return shards_; }
   double trained() const { return trained_; }  // elements that are not frozen
-  // In elements. It may be one tensor.
+  // Returns the elements of the largest bucket, which may be one tensor.
   double largest_bucket() const {
     const int64_t bytes =
         parallel_.bucket_bytes_of(world_size_, static_cast<int64_t>(4 * parameters_));
@@ -73,8 +73,8 @@ class ArenaPlan {
     if (in_units_ > 0) elements = std::min(elements, std::ranges::max(units_));
     return std::max(elements, largest_tensor_);
   }
-  // Bytes of the shares that a rank adds in the order of ranks: of its part of a bucket, and of its
-  // range over the shard groups.
+  // Returns the bytes of the shares that a rank adds in the order of ranks: of its part of a
+  // bucket, and of its range over the shard groups.
   double ShareBytes() const {
     const double over_groups = shards_ < slices_ ? 1 / shards_ : 0;
     return 4 * std::min(trained_, largest_bucket()) * (1 + over_groups);

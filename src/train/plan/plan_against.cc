@@ -118,7 +118,8 @@ std::vector<ComparedValue> Compare(const ClusterPlan& plan, const MeasuredStep& 
 
 namespace {
 
-// Groups whose bytes differ. Bytes follow from the recipe and the mesh, so they are equal.
+// Returns the groups whose bytes differ from the plan. Bytes follow from the recipe and the mesh,
+// so they should be equal.
 std::vector<std::string> OddGroups(const std::vector<ComparedValue>& values) {
   std::vector<std::string> odd;
   for (const ComparedValue& value : values)

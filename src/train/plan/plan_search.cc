@@ -106,7 +106,8 @@ class Search {
     return true;
   }
 
-  // The messages between slices do not depend on the stage.
+  // Returns the rehearsals for this recipe. They are shared between ZeRO stages, on which the
+  // messages between slices do not depend.
   RowRehearsals& RehearsalsOf(const RunConfig& config) {
     const int sp = config.parallel.row_ranks();
     const std::pair<int, int64_t> key(sp, config.train.micro_batch);

@@ -212,7 +212,8 @@ class RankRehearsal {
     return sum;
   }
 
-  // A and B are all needed before the first layer.
+  // Returns the parameters that each layer needs. With LoRA, A and B are all needed before the
+  // first layer.
   std::vector<std::vector<int>> NeededByLayers() const {
     if (!lora_) return pieces_.params_of_layers();
     std::vector<int> all;

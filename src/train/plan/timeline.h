@@ -32,9 +32,9 @@ struct Timeline {
   double taxed_seconds = 0;  // Total time that the slowdown added.
 };
 
-// A lane executes its operations in list order, each as soon as the lane is free and its `after`
-// operations have ended. Throws Error kInternal if `after` names the operation itself or a later
-// one.
+// Schedules the operations. A lane executes its operations in list order, each as soon as the lane
+// is free and its `after` operations have ended. Throws Error kInternal if `after` names the
+// operation itself or a later one.
 Timeline Schedule(const std::vector<TimelineOperation>& operations, const TimelineRules& rules);
 
 // The time that an operation waited while its lane was free, latest part first: intervals of other

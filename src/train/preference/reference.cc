@@ -49,7 +49,7 @@ void AnswerScores::Set(int64_t row, const double* scores) {
 
 namespace {
 
-// The sums of -ln p of this rank's slice of the rows, [B, P, 2] on the CPU.
+// Returns the sums of -ln p of this rank's slice of the rows, [B, P, 2] on the CPU.
 at::Tensor ScoreBatchOfRows(const model::LanguageModel& model, const data::TokenView& tokens,
                             std::span<const int64_t> rows, const ScoringConfig& config) {
   const data::Batch batch = data::ReadWindows(tokens, config.seq_len, rows);

@@ -39,8 +39,8 @@ std::vector<int> FindFloat8Weights(const LoopConfig& train,
   return params;
 }
 
-// On a GPU, the rows and the columns of a weight have one byte an element each; on the CPU, two.
-// The factors of the rows are not counted.
+// Counts one byte an element for the rows and for the columns of a weight on a GPU, and two on the
+// CPU. The factors of the rows are not counted.
 double Float8Bytes(const RunConfig& config, const std::vector<dist::ParamSpec>& specs,
                    bool on_gpu) {
   if (!KeepsCopies(config)) return 0;

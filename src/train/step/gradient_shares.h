@@ -23,8 +23,8 @@ class GradientShares final : private dist::ShareMemory {
   GradientShares(const GradientShares&) = delete;
   GradientShares& operator=(const GradientShares&) = delete;
 
-  // The first micro-batch overwrites the gradients. After the last one, this rank's slice has the
-  // sum over all ranks. Sums over ranks follow the work on LibTorch's current stream.
+  // Begins a micro-batch. The first one overwrites the gradients. After the last one, this rank's
+  // slice has the sum over all ranks. Sums over ranks follow the work on LibTorch's current stream.
   void BeginMicroBatch(bool first, bool last);
   // Returns the buffer for the gradient of a parameter in this micro-batch, in its shape.
   at::Tensor Slot(int param);

@@ -78,8 +78,8 @@ class GradientSync {
   // The first one (with sums_each_micro_batch, every one) overwrites the arena's gradients, so they
   // need not be zeroed. Sums over ranks follow the current stream.
   void BeginMicroBatch(int64_t index, int64_t count);
-  // The same for a micro-batch that is being recorded: it adds to the gradients in the arena,
-  // whichever its index, and is not summed over ranks. Only with one_by_one, or on CUDA.
+  // Begins a micro-batch that is being recorded. It adds to the gradients in the arena for any
+  // index, and is not summed over ranks. Only with one_by_one, or on CUDA.
   void BeginRecorded();
   // Throws an Error that names the parameters which received no gradient.
   void EndMicroBatch();
@@ -88,7 +88,8 @@ class GradientSync {
   // With sums_each_micro_batch, called after EndMicroBatch: waits for the sum over ranks and adds
   // it to those of earlier micro-batches.
   void JoinMicroBatch();
-  // After replays of a recorded micro-batch, which call none of the above: sums over ranks.
+  // Sums over ranks after replays of a recorded micro-batch, which call none of the functions
+  // above.
   void SumReplayed();
   // Waits for the sums over ranks.
   void Finish();

@@ -39,8 +39,8 @@ class MicroBatchGraph {
   MicroBatchGraph(at::Device device, Compute compute, std::string fixed_documents = "")
       : device_(device), compute_(std::move(compute)), fixed_(std::move(fixed_documents)) {}
 
-  // The first micro-batch of a form runs normally and fills the caches that later ones use: kernel
-  // tables, workspaces of matrix products. The next one is recorded.
+  // Runs or replays a micro-batch. The first one of a form runs normally and fills the caches that
+  // later ones use: kernel tables, workspaces of matrix products. The next one is recorded.
   at::Tensor Run(const eval::BatchTensors& batch);
   int64_t num_replays() const { return num_replays_; }
 

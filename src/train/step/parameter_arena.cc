@@ -20,8 +20,8 @@ namespace {
 // The number of initial values that are drawn at a time, which bounds the memory of the host.
 constexpr int64_t kDrawnElements = 1 << 20;
 
-// Aligned to 4 KiB on the CPU: the bits of a BLAS call may depend on alignment, and a resumed run
-// must repeat them.
+// Returns a zeroed array. On the CPU it is aligned to 4 KiB, because the bits of a BLAS call may
+// depend on alignment, and a resumed run must repeat them.
 at::Tensor ZeroedFlat(int64_t count, at::ScalarType dtype, at::Device device) {
   if (!device.is_cpu()) return at::zeros({count}, at::TensorOptions().dtype(dtype).device(device));
   const size_t element = dtype == at::kFloat ? 4 : 2;

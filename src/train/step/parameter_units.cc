@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kPage = 4096;
 
-// Memory of a slot. On the CPU it begins at a page, like the arena.
+// Allocates the memory of a slot. On the CPU it begins at a page, like the arena.
 at::Tensor SlotOfBytes(int64_t bytes, at::Device device) {
   if (!device.is_cpu() || bytes == 0)
     return at::empty({bytes}, at::TensorOptions(at::kByte).device(device));

@@ -25,8 +25,8 @@ void LogCost(const ops::ExchangeCost& cost) {
           Fixed(1e12 * cost.gather_s_per_byte, 0), " us a MB");
 }
 
-// Collective. The pieces of a scan are messages, so all ranks must have equal pieces: those of the
-// rank with the fewest threads.
+// Returns the fewest threads of any rank. The pieces of a scan are messages, so all ranks must have
+// equal pieces. Collective.
 int FewestThreads(ops::SegmentGroup& group, Device device) {
   const std::vector<int64_t> own = {device.is_cuda() ? 0 : at::get_num_threads()};
   const at::Tensor gathered =
