@@ -34,7 +34,8 @@ std::vector<std::vector<int>> ParamsOfLayers(const model::LanguageModel& model) 
   return layers;
 }
 
-// Returns one list with all parameters, because those of LoRA are all needed before the first layer.
+// Returns one list with all parameters, because those of LoRA are all needed before the first
+// layer.
 std::vector<std::vector<int>> AllAtOnce(const model::ParameterSet& parameters) {
   std::vector<int> all(static_cast<size_t>(parameters.size()));
   std::iota(all.begin(), all.end(), 0);
