@@ -1,4 +1,4 @@
-// Gated DeltaProduct: golden values, the steps of a token one by one, and one step.
+// Gated DeltaProduct: the steps of a token one by one, and one step.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
@@ -13,9 +13,6 @@
 #include <cmath>
 
 #include "model/mixers/built_mixer.h"
-#include "model/mixers/linear/delta_recurrence.h"
-#include "ops/delta_rule/delta_rule.h"
-#include "ops/golden_draws.h"
 
 namespace halflife::model {
 namespace {
@@ -24,22 +21,6 @@ using test::Close;
 using test::Normal;
 
 at::Tensor UnitRows(const at::Tensor& x) { return x / (x.square().sum(-1, true) + 1e-6).sqrt(); }
-
-// T 5, H 1, K 3, V 2, n 2.
-TEST(GatedDeltaProductTest, GoldenValues) {
-  constexpr int64_t kT = 5, kK = 3, kV = 2, kSteps = 2;
-  test::GoldenDraws draw(104);
-  const at::Tensor q = UnitRows(draw({1, kT, 1, kK})), k = UnitRows(draw({1, kT, kSteps, kK})),
-                   v = draw({1, kT, kSteps, kV}), beta = 2 * at::sigmoid(2 * draw({1, kT, kSteps})),
-                   g = -at::softplus(2 * draw({1, kT, 1}) - 1);
-  const HouseholderRow row =
-      ToSteps({.q = q, .k = k, .v = v, .log_decay = g, .beta = beta}, kSteps, /*starts=*/{});
-  const auto [out, state] = ops::DeltaRule(
-      {.q = row.q, .k = row.k, .v = row.v, .log_decay = row.log_decay, .beta = row.beta},
-      1 / std::sqrt(3.0));
-  test::ExpectGolden(AtLastSteps(out, kSteps)[0][kT - 1][0], {0.071993324, 0.268144605});
-  test::ExpectGolden(state.square().sum().view({1}), {2.840567000});
-}
 
 struct Form {
   int64_t num_heads, head_dim, steps;

@@ -1,4 +1,4 @@
-// HGRN2: golden values, the formula of a layer with its lower bounds, and the parameter that the
+// HGRN2: the formula of a layer with its lower bounds, and the parameter that the
 // layers of a model share.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/linear.h>
@@ -15,9 +15,6 @@
 #include "model/language_model.h"
 #include "model/mixers/built_mixer.h"
 #include "model/mixers/parallel.h"
-#include "ops/decay_attention/decay_attention.h"
-#include "ops/golden_draws.h"
-#include "ops/rows/decay_gates.h"
 #include "support/expect_error.h"
 
 namespace halflife::model {
@@ -25,22 +22,6 @@ namespace {
 
 using test::Close;
 using test::Normal;
-
-// q = silu(.), f, v and lower_bounds of layer 1 of 3, T 6, K 3, V 2.
-TEST(Hgrn2Test, GoldenValues) {
-  constexpr int64_t kT = 6, kK = 3, kV = 2;
-  test::GoldenDraws draw(106);
-  const at::Tensor q = at::silu(draw({1, kT, 1, kK})), f = draw({1, kT, kK}),
-                   v = draw({1, kT, 1, kV}), bounds = draw({3, kK});
-  const at::Tensor bound = at::softmax(bounds, 0)[1];
-  test::ExpectGolden(bound, {0.454889359, 0.245462095, 0.312844538});
-  const auto [k, gate] = ops::ForgetGate({.x = f, .bound = bound});
-  const auto [o, state] =
-      ops::DecayAttention({.q = q, .k = k.unsqueeze(2), .v = v, .log_decay = gate.unsqueeze(2)},
-                          {.scale = 1 / std::sqrt(3.0)});
-  test::ExpectGolden(o[0][kT - 1][0], {0.056119616, 0.046295483});
-  test::ExpectGolden(state.kv.square().sum().view({1}), {0.665178656});
-}
 
 // One row x [T, D], token by token.
 at::Tensor Formula(const at::Tensor& x, const test::BuiltMixer& p, int64_t num_heads,

@@ -1,28 +1,21 @@
-// InfoScale and log-n: published values, the entropies that they preserve, and attention whose
-// scores are cosines.
+// InfoScale and log-n: published values, and attention whose scores are cosines.
 #include "model/mixers/softmax/attention.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/cos.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/tensor.h>
-#include <ATen/ops/xlogy.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
 #include <limits>
-#include <map>
 
-#include "core/philox.h"
 #include "model/mixers/built_mixer.h"
 #include "model/positions/attention_positions.h"
-#include "ops/rows/rotary.h"
 #include "ops/softmax_attention/softmax_attention.h"
 #include "support/expect_error.h"
 
@@ -85,132 +78,10 @@ TEST(QueryScale, LogTable) {
   for (const auto& [n, factor] : factors) EXPECT_NEAR(Factor(n, Log(64)), factor, 1e-6) << n;
 }
 
-// Increasing, concave in ln n, below 1 / I(n_tr), and for wide heads the square root of the
-// logarithm.
-TEST(QueryScale, InfoScaleGrowsAsTheRootOfTheLogarithm) {
-  double before = 0, slope = 1e9;
-  for (int64_t n = 2; n < 2'000'000; n *= 2) {
-    const double factor = Factor(n, Info(64, 128));
-    EXPECT_GT(factor, before);
-    EXPECT_LT(factor, 3.98676);
-    if (n > 2) {
-      EXPECT_LT(factor - before, slope) << n;
-      slope = factor - before;
-    }
-    before = factor;
-    const double root = std::sqrt(std::log(static_cast<double>(n)) / std::log(64.0));
-    EXPECT_NEAR(Factor(n, Info(64, 1'000'000)) / root, 1, 1e-5) << n;
-  }
-}
-
 TEST(QueryScale, EvalOnlyNeverFlattens) {
   EXPECT_EQ(Factor(3, Info(64, 128, "eval_only")), 1);
   EXPECT_EQ(Factor(64, Info(64, 128)), 1);  // Exactly.
   EXPECT_GT(Factor(65, Info(64, 128, "eval_only")), 1);
-}
-
-// Returns the entropy of each row of `scores`, in nats.
-at::Tensor Entropies(const at::Tensor& scores) {
-  const at::Tensor p = scores.softmax(-1);
-  return -at::xlogy(p, p).sum(-1);
-}
-// Like test::Normal, but with four values per draw, for samples of millions.
-at::Tensor ManyNormals(std::vector<int64_t> shape, uint64_t seed) {
-  at::Tensor out = at::empty(shape, at::kFloat);
-  auto* const data = out.mutable_data_ptr<float>();
-  const RandomKey key = MakeRandomKey(seed, RandomPurpose::kTest, 2);
-  at::parallel_for(0, out.numel() / 4, 4096, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const RandomCounter draw = Draw(key, static_cast<uint64_t>(i), 0, 0);
-      for (const int half : {0, 1}) {
-        const auto normals = ToNormal(draw.x[2 * half], draw.x[2 * half + 1]);
-        data[4 * i + 2 * half] = static_cast<float>(normals.a);
-        data[4 * i + 2 * half + 1] = static_cast<float>(normals.b);
-      }
-    }
-  });
-  return out;
-}
-// 4,096 rows of n normals. The mean entropy has a standard error of at most about 0.015, for many
-// keys with a deviation near 3.
-constexpr int64_t kRows = 4096;
-at::Tensor Scores(int64_t n) { return ManyNormals({kRows, n}, static_cast<uint64_t>(n)); }
-double MeanEntropy(const at::Tensor& scores, double factor) {
-  double sum = 0;
-  for (const at::Tensor& rows : scores.split(256))
-    sum += Entropies(rows * factor).sum().item<double>();
-  return sum / static_cast<double>(scores.size(0));
-}
-
-// Mean entropies over n normal scores with a given deviation, without a factor and with both
-// factors, for heads of width 128 trained on 64 keys. The last deviation, sqrt(2 ln 64), is where
-// 64 keys become few.
-TEST(QueryScale, EntropiesAreTheMeasuredOnes) {
-  struct Row {
-    double deviation, plain, info, log;
-  };
-  const double critical = std::sqrt(2 * std::log(64.0));
-  const std::map<int64_t, std::vector<Row>> of_keys = {
-      {64, {{1, 3.68, 3.68, 3.68}, {2, 2.64, 2.64, 2.64}, {critical, 1.88, 1.88, 1.88}}},
-      {256, {{1, 5.05, 4.90, 4.68}, {2, 3.78, 3.38, 2.93}, {critical, 2.67, 2.27, 1.89}}},
-      {1024, {{1, 6.43, 6.12, 5.58}, {2, 5.03, 4.09, 3.00}, {critical, 3.60, 2.64, 1.82}}},
-      {4096, {{1, 7.82, 7.35, 6.35}, {2, 6.35, 4.81, 2.96}, {critical, 4.61, 2.93, 1.67}}}};
-  for (const auto& [n, rows] : of_keys) {
-    const at::Tensor scores = Scores(n);
-    for (const Row& row : rows) {
-      SCOPED_TRACE(testing::Message() << n << " keys, deviation " << row.deviation);
-      const auto mean = [&](double factor) { return MeanEntropy(scores, factor * row.deviation); };
-      EXPECT_NEAR(mean(1), row.plain, 0.05);
-      EXPECT_NEAR(mean(Factor(n, Info(64, 128))), row.info, 0.05);
-      EXPECT_NEAR(mean(Factor(n, Log(64))), row.log, 0.05);
-    }
-  }
-}
-
-// For small scores, InfoScale preserves the ratio of the entropy to its maximum, ln n.
-TEST(QueryScale, InfoScaleKeepsTheShareOfTheEntropy) {
-  const auto share = [](int64_t n, double factor) {
-    return MeanEntropy(Scores(n), factor) / std::log(static_cast<double>(n));
-  };
-  const double at_length = share(64, 1);
-  EXPECT_NEAR(at_length, 0.885, 0.002);
-  for (const int64_t n : {128, 256, 512, 1024, 2048, 4096})
-    EXPECT_NEAR(share(n, Factor(n, Info(64, 128))), at_length, 0.005) << n;
-  EXPECT_GT(share(4096, 1), at_length + 0.05);
-}
-
-// For sharp scores, 128 times the cosines of random directions of 128 channels, InfoScale preserves
-// the entropy itself: measured are 0.396 for 64 keys and 0.484 for 4,096. 256 queries share a row
-// of keys.
-TEST(QueryScale, InfoScaleHoldsTheEntropyOfSharpCosines) {
-  const auto unit = [](const at::Tensor& x) { return x / x.norm(2, -1, true); };
-  const auto entropy = [&](int64_t n, int64_t rows) {
-    double sum = 0;
-    for (int64_t row = 0; row < rows; ++row) {
-      const auto seed = static_cast<uint64_t>(2 * row);
-      const at::Tensor q = unit(ManyNormals({256, 128}, seed)),
-                       k = unit(ManyNormals({n, 128}, seed + 1));
-      sum += MeanEntropy(q.matmul(k.t()), 128 * Factor(n, Info(64, 128)));
-    }
-    return sum / static_cast<double>(rows);
-  };
-  const double few = entropy(64, 256), many = entropy(4096, 16);
-  EXPECT_NEAR(few, 0.396, 0.03);
-  EXPECT_NEAR(many, 0.484, 0.03);
-  EXPECT_LT(std::abs(many - few), 0.15);
-}
-
-// A larger factor gives every row of the same scores a smaller entropy.
-TEST(QueryScale, EntropiesAreOrderedByTheFactors) {
-  for (const int64_t n : {65, 128, 1024, 4096})
-    for (const double deviation : {1.0, 3.0}) {
-      const at::Tensor scores = Normal({64, n}, static_cast<uint64_t>(n)) * deviation;
-      const at::Tensor plain = Entropies(scores),
-                       info = Entropies(scores * Factor(n, Info(64, 128))),
-                       log = Entropies(scores * Factor(n, Log(64)));
-      EXPECT_TRUE((log <= info).all().item<bool>()) << n;
-      EXPECT_TRUE((info <= plain).all().item<bool>()) << n;
-    }
 }
 
 using Options = std::vector<Assignment>;
@@ -364,43 +235,6 @@ TEST(CosScale, TurnsGradients) {
                    dq = grad.matmul(one[0][0]).view({2, 8});
   EXPECT_GT(dq.abs().max().item<double>(), 1e-3);
   EXPECT_LT((q * dq).sum(1).abs().max().item<double>(), 1e-9);
-}
-
-// A rotation preserves lengths, so a vector can be normalised before or after it.
-TEST(CosScale, NormsAndRotationsCommute) {
-  const auto unit = [](const at::Tensor& x) { return x / x.norm(2, -1, true); };
-  const at::Tensor x = Normal({1, 30, 2, 8}, 10);
-  const auto table = ops::MakeRotaryTable(at::arange(30).unsqueeze(0), 8, 10000, at::kDouble);
-  EXPECT_TRUE(Close(ops::ApplyRotary(unit(x), table), unit(ops::ApplyRotary(x, table)), 1e-14));
-}
-
-// If all tokens have the same content and the 64 pairs have equal energy, the weight within 64
-// tokens of 8,191 that are visible in both directions grows with s.
-TEST(CosScale, ALargerScaleIsANarrowerWindow) {
-  const at::Tensor distance = at::arange(-4095, 4096, at::kDouble);
-  const auto theta = ops::RotaryFrequencies(128, 10000);
-  const at::Tensor cosines =
-      at::cos(distance.unsqueeze(1) * at::tensor(theta, at::kDouble)).mean(1);
-  const std::vector<std::pair<int64_t, double>> worked = {
-      {0, 1}, {1, .970}, {2, .897}, {4, .759}, {8, .714}, {64, .477}, {1024, .204}};
-  for (const auto& [n, cosine] : worked)
-    EXPECT_NEAR(cosines[4095 + n].item<double>(), cosine, 1e-3) << n;
-  const auto near = [&](double s) {
-    return (s * cosines).softmax(0).narrow(0, 4095 - 64, 129).sum().item<double>();
-  };
-  EXPECT_NEAR(near(8), 0.419, 1e-3);
-  EXPECT_NEAR(near(16), 0.984, 1e-3);
-  for (const double s : {32, 64, 128}) EXPECT_NEAR(near(s), 1, 1e-3) << s;
-  for (const double s : {1, 2, 4, 8, 16, 32}) EXPECT_GT(near(2 * s), near(s)) << s;
-  const auto radius = [&](double s) {  // Contains 99 % of the weight.
-    const at::Tensor p = (s * cosines).softmax(0);
-    int64_t tokens = 0;
-    while (p.narrow(0, 4095 - tokens, 2 * tokens + 1).sum().item<double>() < 0.99) ++tokens;
-    return tokens;
-  };
-  EXPECT_EQ(radius(16), 125);
-  EXPECT_EQ(radius(32), 2);
-  EXPECT_EQ(radius(64), 1);
 }
 
 // The features are proportional to q, and so is the sum that divides them, so a factor on the query
