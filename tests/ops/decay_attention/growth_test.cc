@@ -130,19 +130,6 @@ TEST(DecayGrowth, IsThePlainStateWhereThatHolds) {
     EXPECT_TRUE(Close(got[i], want[i], 1e-11)) << "result " << i;
 }
 
-TEST(DecayGrowth, GradientsAreFiniteDifferences) {
-  const DecayProblem problem = GrowingProblem(9, true, 330, at::kDouble, true);
-  const DecayAttentionInputs& in = problem.inputs;
-  test::ExpectFiniteDifferences(
-      [&](const std::vector<at::Tensor>& x) {
-        DecayAttentionInputs inputs = in;
-        inputs.q = x[0], inputs.k = x[1], inputs.v = x[2], inputs.log_decay = x[3];
-        inputs.key_scale = x[4];
-        return (DecayAttention(inputs, problem.config).out * problem.dout).sum();
-      },
-      {in.q, in.k, in.v, in.log_decay, in.key_scale}, 1e-6);
-}
-
 DecayAttentionInputs Part(const DecayProblem& problem, int64_t begin, int64_t end) {
   DecayAttentionInputs part = problem.inputs;
   for (at::Tensor* x : {&part.q, &part.k, &part.v, &part.key_scale})

@@ -67,35 +67,6 @@ TEST_P(DecayNormaliserTest, EqualsTheOracle) {
       }
 }
 
-// Every input through every output. Chunks have 4 tokens, so that all parts of the backward run.
-TEST_P(DecayNormaliserTest, GradientsAreFiniteDifferences) {
-  ProblemShape shape = GetParam().Shape();
-  shape.batch = 1, shape.seq_len = 11, shape.dim_k = 3, shape.dim_v = 2;
-  const DecayProblem problem = MakeProblem(shape, 210, at::kDouble);
-  const auto chunks = test::ChunksOf(at::zeros({1, shape.seq_len}, at::kBool), 4);
-  std::vector<at::Tensor ops::DecayAttentionInputs::*> fields = {
-      &ops::DecayAttentionInputs::q, &ops::DecayAttentionInputs::k, &ops::DecayAttentionInputs::v};
-  if (problem.inputs.log_decay.defined()) fields.push_back(&ops::DecayAttentionInputs::log_decay);
-  if (problem.inputs.key_scale.defined()) fields.push_back(&ops::DecayAttentionInputs::key_scale);
-  std::vector<at::Tensor> leaves;
-  for (const auto field : fields) leaves.push_back(problem.inputs.*field);
-  leaves.push_back(problem.inputs.initial_state.kv);
-  if (GetParam().normalised) leaves.push_back(problem.inputs.initial_state.norm);
-  test::ExpectFiniteDifferences(
-      [&](const std::vector<at::Tensor>& x) {
-        ops::DecayAttentionInputs inputs = problem.inputs;
-        inputs.chunks = chunks;
-        for (size_t i = 0; i < fields.size(); ++i) inputs.*fields[i] = x[i];
-        inputs.initial_state.kv = x[fields.size()];
-        if (GetParam().normalised) inputs.initial_state.norm = x.back();
-        const auto [out, state] = ops::DecayAttention(inputs, problem.config);
-        at::Tensor loss = (out * problem.dout).sum() + (state.kv * problem.dfinal_state.kv).sum();
-        if (state.norm.defined()) loss = loss + (state.norm * problem.dfinal_state.norm).sum();
-        return loss;
-      },
-      leaves, 1e-6);
-}
-
 TEST_P(DecayNormaliserTest, PrefillThenStepsIsTheWhole) {
   constexpr int64_t kTokens = 80, kPrefill = 67;
   ProblemShape shape = GetParam().Shape();
@@ -223,18 +194,6 @@ TEST(DecayNormaliser, MaskedKeysHaveNoEffect) {
     EXPECT_EQ(grad.narrow(1, 40, 3).abs().max().item<float>(), 0);
     EXPECT_TRUE(grad.isfinite().all().item<bool>());
   }
-}
-
-TEST(DecayNormaliserDtype, Bf16OperandsAreComputedInFp32) {
-  DecayProblem problem =
-      MakeProblem({.seq_len = 70, .normalised = true, .key_scale = true}, 270, at::kFloat);
-  for (at::Tensor* x : {&problem.inputs.q, &problem.inputs.k, &problem.inputs.v, &problem.dout})
-    *x = x->to(at::kBFloat16);
-  const auto want = Oracle(problem).output;  // With rounded operands.
-  const auto got = ops::DecayAttention(problem.inputs, problem.config);
-  EXPECT_TRUE(Close(got.out, want.out, 1.0 / 256));  // One rounding to 8 bits.
-  EXPECT_EQ(got.final_state.norm.scalar_type(), at::kFloat);
-  test::ExpectSameState(got.final_state, want.final_state, 5e-6, "final_state");
 }
 
 TEST(DecayNormaliserBadInput, SaysWhatDoesNotFit) {
