@@ -189,41 +189,6 @@ TEST(FocusPoolWindow, PropagatesNanLogWeights) {
   }
 }
 
-// Number 5: shares are not negative, sum to 1 or to z / (z + eps), and reproduce the output, which
-// is between the smallest and the largest u of the window.
-TEST(FocusPoolShares, RebuildTheOutput) {
-  constexpr int64_t kSeqLen = 150, kDim = 3;
-  for (const int64_t window : {0, 5, 20, 64}) {
-    for (const double eps : {0.0, 0.5}) {
-      const FocusProblem p = MakeFocusProblem<float>(
-          {.seq_len = kSeqLen, .window = window, .dim = kDim, .spread = 3, .eps = eps});
-      const FocusOutput got = Pool<float>(p);
-      for (int64_t t = 0; t < kSeqLen; ++t) {
-        double sum = 0, mass = 0;
-        Values rebuilt(kDim), least(kDim, 1e9), most(kDim, -1e9);
-        for (int64_t j = window == 0 ? 0 : std::max<int64_t>(0, t - window + 1); j <= t; ++j) {
-          const double share = std::exp(p.log_weight[j] - got.row_max[t]) / got.row_sum[t];
-          mass += std::exp(p.log_weight[j]);
-          sum += share;
-          for (int64_t i = 0; i < kDim; ++i) {
-            const double x = p.u[j * kDim + i];
-            rebuilt[i] += share * x;
-            least[i] = std::min(least[i], x), most[i] = std::max(most[i], x);
-          }
-        }
-        ASSERT_NEAR(sum, mass / (mass + eps), 1e-6);
-        for (int64_t i = 0; i < kDim; ++i) {
-          const double x = got.out[t * kDim + i];
-          ASSERT_NEAR(x, rebuilt[i], 4e-6);
-          if (eps == 0) {
-            ASSERT_TRUE(x >= least[i] - 4e-6 && x <= most[i] + 4e-6);
-          }
-        }
-      }
-    }
-  }
-}
-
 // Number 6: without eps a constant cancels, except for the rounding of log weights. At 1000 they
 // are multiples of 2^-14, half of which changes a weight by 3e-5 of itself.
 TEST(FocusPoolRange, ConstantsCancel) {
@@ -263,47 +228,6 @@ TEST(FocusPoolRange, HeavyTokensLeaveNothingBehind) {
       for (int64_t i = 0; i < kDim; ++i) {
         const double expected = inside ? p.u[kHeavy * kDim + i] : want[t * kDim + i];
         ASSERT_EQ(got[t * kDim + i], expected) << t;
-      }
-    }
-  }
-}
-
-// Number 7: the order of the tokens within a window does not matter, nor do earlier tokens, whose
-// number shifts the blocks.
-TEST(FocusPoolOrder, IsOfNoMatterWithinAWindow) {
-  constexpr int64_t kSeqLen = 128, kDim = 4;
-  for (const int64_t window : {10, 64, 100}) {
-    const FocusProblem p =
-        MakeFocusProblem<float>({.seq_len = kSeqLen, .window = window, .dim = kDim});
-    FocusProblem reversed = p;
-    const int64_t first = kSeqLen - window;  // The last token's window.
-    std::reverse(reversed.log_weight.begin() + first, reversed.log_weight.end());
-    for (int64_t t = 0; t < window; ++t)
-      std::copy_n(p.u.begin() + (kSeqLen - 1 - t) * kDim, kDim,
-                  reversed.u.begin() + (first + t) * kDim);
-    const Values want = Pool<float>(p).out, got = Pool<float>(reversed).out;
-    for (int64_t i = (kSeqLen - 1) * kDim; i < kSeqLen * kDim; ++i)
-      ASSERT_NEAR(got[i], want[i], 4e-6);
-  }
-}
-TEST(FocusPoolOrder, TimeShiftsAreOfNoMatterToFullWindows) {
-  constexpr int64_t kDim = 4;
-  for (const int64_t window : {10, 30, 64}) {
-    const FocusProblem p = MakeFocusProblem<float>({.seq_len = 150, .window = window, .dim = kDim});
-    const Values want = Pool<float>(p).out;
-    for (const int64_t shift : {int64_t{1}, int64_t{17}, window, 3 * window}) {
-      FocusProblem late = MakeFocusProblem<float>(
-          {.seq_len = 150 + shift, .window = window, .dim = kDim}, /*seed=*/9);
-      std::copy(p.log_weight.begin(), p.log_weight.end(), late.log_weight.begin() + shift);
-      std::copy(p.u.begin(), p.u.end(), late.u.begin() + shift * kDim);
-      const Values got = Pool<float>(late).out;
-      for (int64_t i = (window - 1) * kDim; i < 150 * kDim; ++i) {
-        const double x = got[i + shift * kDim];
-        if (shift % window == 0) {  // The blocks are at the same positions.
-          ASSERT_EQ(x, want[i]) << shift;
-        } else {
-          ASSERT_NEAR(x, want[i], 4e-6) << shift;
-        }
       }
     }
   }
@@ -388,18 +312,6 @@ TEST(FocusPoolState, PartsAreTheWhole) {
         shift(p.tail_log_weight, p.log_weight), shift(p.tail_u, p.u);
       }
     }
-  }
-}
-
-// Number 10.
-TEST(FocusPoolBits, AreThoseOfTheRunBefore) {
-  for (const int64_t window : {0, 4, 64, 100}) {
-    const FocusProblem p =
-        MakeFocusProblem<float>({.seq_len = 300, .window = window, .dim = 64, .num_heads = 2});
-    const FocusOutput a = Pool<float>(p), b = Pool<float>(p);
-    EXPECT_EQ(a.out, b.out);
-    EXPECT_EQ(a.du, b.du);
-    EXPECT_EQ(a.dlog_weight, b.dlog_weight);
   }
 }
 

@@ -80,30 +80,6 @@ TEST(Xpos, GoldenScores) {
   EXPECT_NEAR(rope.Score(GoldenQ(), GoldenK(), 1000, 0), -4.426675345, 1e-9);
 }
 
-// Published code encodes the query at 7 and the key at 3 with separate factors, relative to a
-// centre of 0. Here the kernel applies their product, e^(rate (7 - 3)).
-TEST(Xpos, GoldenVectors) {
-  const Method xpos(PositionsConfig("xpos"));
-  const at::Tensor rates = at::tensor(xpos->decay_rates(), at::kDouble);
-  const auto encoded = [&](const at::Tensor& x, int64_t position, double sign) {
-    ops::RotaryTables tables;
-    AttentionHeads heads = {.q = x.view({1, 1, 1, 4}), .k = x.view({1, 1, 1, 4})};
-    xpos->Encode(heads, at::full({1, 1}, position, at::kLong), tables);
-    return heads.q.flatten() * at::exp(sign * static_cast<double>(position) * rates);
-  };
-  // Converts pairs of neighbours to halves.
-  const auto pairs = [](double a, double b, double c, double d) {
-    return at::tensor({a, c, b, d}, at::kDouble);
-  };
-  const at::Tensor q = encoded(GoldenQ(), 7, +1), k = encoded(GoldenK(), 3, -1);
-  EXPECT_TRUE(Close(q, pairs(-0.550559944, 2.128029112, 2.696543353, 4.174737957), 2e-10));
-  EXPECT_TRUE(Close(k, pairs(-0.356483393, 1.068366031, 1.996763856, 0.310681781), 4e-10));
-  // The length of each pair, with its factor.
-  const at::Tensor lengths = q.view({2, 2}).square().sum(0).sqrt(),
-                   before = GoldenQ().view({2, 2}).square().sum(0).sqrt();
-  EXPECT_TRUE(Close(lengths / before, at::exp(7 * rates.narrow(0, 0, 2)), 1e-14));
-}
-
 // The paper pairs neighbouring channels and sums the two products of a pair, with cos and sin of
 // the distance and the pair's decay. The mixer's halves are the same pairs in a different order.
 TEST(Xpos, IsThePapersFormOnNeighbours) {
@@ -311,15 +287,6 @@ TEST(AttentionPositions, NothingToDoIsPlainRotation) {
     const Method method(config, 8);
     EXPECT_NEAR(method.Score(q, k, 41, 3), Plain(q, k, 41, 3), 1e-12) << config.name();
   }
-}
-
-// Scores of distant keys depend only on the key, for every position of the query.
-TEST(AttentionPositions, FarScoresOfReropeAreConstant) {
-  const at::Tensor q = Normal({8}, 3), k = Normal({8}, 4);
-  const Method rerope(PositionsConfig("rerope", {{"window", int64_t{16}}}), 8);
-  for (const int64_t m : {19, 20, 100, 5000})
-    EXPECT_EQ(rerope.Score(q, k, m, 3), rerope.Score(q, k, 19, 3)) << m;
-  EXPECT_NE(rerope.Score(q, k, 18, 3), rerope.Score(q, k, 19, 3));
 }
 
 // The effective distances of each method.
