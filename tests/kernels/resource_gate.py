@@ -8,7 +8,7 @@ Reads the output of nvcc with -Xptxas -v, from files or standard input:
   tests/kernels/resource_gate.py build/*.ptxas.log
   tests/kernels/resource_gate.py --record build/*.ptxas.log     # writes the budget, for a deliberate change
 
-The budget, src/kernels/resource_budget.json, is {"kernel": {"sm_90a": registers}}. A kernel that it does not list fails too.
+The budget, tests/kernels/resource_budget.json, is {"kernel": {"sm_90a": registers}}. A kernel that it does not list fails too.
 Needs no GPU.
 """
 
@@ -87,7 +87,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("logs", nargs="*", help="logs of nvcc; none: standard input")
-    parser.add_argument("--budget", default=ROOT / "src/kernels/resource_budget.json")
+    parser.add_argument("--budget", default=ROOT / "tests/kernels/resource_budget.json")
     parser.add_argument("--record", action="store_true", help="write the budget from the logs")
     options = parser.parse_args()
     lines = [] if options.logs else sys.stdin.read().splitlines()

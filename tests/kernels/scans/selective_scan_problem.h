@@ -6,7 +6,7 @@
 #include <string>
 
 #include "kernels/rows_support.h"
-#include "kernels/scans/selective_scan/selective_scan_reference.h"
+#include "kernels/scans/selective_scan_reference.h"
 
 namespace halflife::kernels::test {
 

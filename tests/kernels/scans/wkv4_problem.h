@@ -6,7 +6,7 @@
 #include <string>
 
 #include "kernels/rows_support.h"
-#include "kernels/scans/wkv4/wkv4_reference.h"
+#include "kernels/scans/wkv4_reference.h"
 
 namespace halflife::kernels::test {
 

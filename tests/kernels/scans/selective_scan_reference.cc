@@ -1,4 +1,4 @@
-#include "kernels/scans/selective_scan/selective_scan_reference.h"
+#include "kernels/scans/selective_scan_reference.h"
 
 #include <cmath>
 

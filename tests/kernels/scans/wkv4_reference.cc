@@ -1,4 +1,4 @@
-#include "kernels/scans/wkv4/wkv4_reference.h"
+#include "kernels/scans/wkv4_reference.h"
 
 #include <cmath>
 
