@@ -1,8 +1,8 @@
 // wgmma. The product is computed at the wait. At issue, the accumulators are saved and set to NaN.
 // At the wait, each thread reads the tiles through their descriptors and adds its fragment of the
 // product. No switch of fibers is needed.
-#include "kernels/common/cuda/swizzle.h"
 #include "tools/cuda_emulator/internal.h"
+#include "tools/cuda_emulator/swizzle.h"
 
 namespace halflife::kernels::emu {
 namespace {

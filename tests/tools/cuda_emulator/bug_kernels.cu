@@ -3,7 +3,7 @@
 #include <stdexcept>
 
 #include "kernels/common/cuda/device90.h"
-#include "kernels/common/cuda/swizzle.h"
+#include "tools/cuda_emulator/swizzle.h"
 
 namespace halflife::kernels::test {
 namespace {

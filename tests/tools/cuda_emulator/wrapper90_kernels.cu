@@ -1,6 +1,6 @@
 #include "kernels/common/cuda/device90.h"
-#include "kernels/common/cuda/swizzle.h"
 #include "tools/cuda_emulator/on_device.h"
+#include "tools/cuda_emulator/swizzle.h"
 #include "tools/cuda_emulator/wrapper_kernels.h"
 
 namespace halflife::kernels::test {

@@ -1,8 +1,8 @@
 #include "tools/cuda_emulator/wrapper_kernels.h"
 
 #include "kernels/common/cuda/device.h"
-#include "kernels/common/cuda/swizzle.h"
 #include "tools/cuda_emulator/on_device.h"
+#include "tools/cuda_emulator/swizzle.h"
 
 namespace halflife::kernels::test {
 namespace {

@@ -241,8 +241,8 @@ HL_DEVICE int WarpgroupId() {
 
 // ---- wgmma: one warpgroup, bf16 operands, K-major tiles with 128-byte swizzle ----
 
-// Returns the descriptor of a tile [rows, 64] bf16 that is aligned to 1024 bytes. Element (r, k) is
-// at SwizzledOffset<64>(r, k).
+// Returns the descriptor of a tile [rows, 64] bf16 that is aligned to 1024 bytes. The unit of 16
+// bytes that begins with element (r, 8 u) is at unit u ^ (r % 8) of row r.
 HL_DEVICE uint64_t TileDescriptor(const void* smem HL_LOC) {
 #if HL_EMULATE
   return emu::TileDescriptor(smem, where);
@@ -299,8 +299,8 @@ HL_DEVICE void WgmmaWait(HL_LOC_ONLY) {
   " %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25," \
   " %26, %27, %28, %29, %30, %31}"
 
-// d += a b^T with a [64, 16] and b [64, 16] in shared memory, d [64, 64] fp32. WgmmaD in swizzle.h
-// maps the elements of d.
+// d += a b^T with a [64, 16] and b [64, 16] in shared memory, d [64, 64] fp32. WgmmaD in
+// tools/cuda_emulator/swizzle.h maps the elements of d.
 HL_DEVICE void WgmmaM64N64K16(float (&d)[32], uint64_t desc_a, uint64_t desc_b HL_LOC) {
 #if HL_EMULATE
   emu::WgmmaShared(d, desc_a, desc_b, where);

@@ -1,5 +1,5 @@
 // The index maps of shared memory are permutations, free of bank conflicts, and consistent.
-#include "kernels/common/cuda/swizzle.h"
+#include "tools/cuda_emulator/swizzle.h"
 
 #include <gtest/gtest.h>
 

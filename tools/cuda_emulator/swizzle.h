@@ -1,6 +1,5 @@
-// Index maps of the kernels: the place of a 16-byte unit of a tile in shared memory, and the matrix
-// element that a register of a lane holds. They are constexpr for host and device, so that a host
-// test can check all of them.
+// Index maps of CUDA's instructions, for the emulator and the tests of kernels: the place of a
+// 16-byte unit of a tile in shared memory, and the matrix element that a register of a lane holds.
 //
 //   tile[SwizzledOffset<64>(row, col)]  // bf16 tile [rows, 64]
 //   const FragmentCoord from = LdMatrixA(lane);
