@@ -159,13 +159,13 @@ class Communicator {
   // was synchronised. CUDA groups only: on the CPU, the time of a wait is the time that its caller
   // spends in it.
   virtual std::map<std::string, double> TakeStreamWaits() { return {}; }
-  // From now on, sums of fp32 of this group and of all other groups of its device are added by the
-  // argument in the order of ranks, so their bits do not depend on the library's choices or on the
-  // sizes of messages. Every rank sends each other rank its share of that rank's part: the bytes
-  // are those of a ring. The group holds memory for the shares of its largest part. Call it before
-  // the first operation, on all ranks. On the CPU all sums are in this order, and it does nothing.
+  // Makes this group and all other groups of its device sum fp32 in the order of ranks, with the
+  // given function. The bits then do not depend on the library's choices or on the sizes of
+  // messages. Every rank sends to each other rank its share of that rank's part, which are as many
+  // bytes as in a ring. The group holds memory for the shares of its largest part. Call it on all
+  // ranks before the first operation. Does nothing on the CPU, where all sums are in this order.
   virtual void SumInOrder(OrderedSum) {}
-  // Whether the waits that are issued from now on are part of TakeStreamWaits. They are by default.
+  // Sets whether TakeStreamWaits contains the waits that are issued from now on. Default: true.
   virtual void CountStreamWaits(bool) {}
 
   // Idempotent and thread-safe. All pending and later operations throw CommError kAborted.

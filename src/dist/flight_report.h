@@ -1,5 +1,5 @@
-// Reads the flight records of a run's ranks and reports which rank is late for which operation, and
-// what it is doing.
+// Reads the flight records of a run's ranks. Reports which rank is late, the operation for which
+// the others wait, and what the late rank does instead.
 //
 //   const std::vector<FlightRecord> records = ReadFlight(run / "flight");
 //   for (const FlightFinding& finding : FlightFindings(records, now_us)) Print(finding.text);

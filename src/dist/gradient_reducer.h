@@ -46,9 +46,8 @@ class GradientReducer {
   GradientReducer(const ParameterLayout& layout, ShardGroups groups, TensorRef grads,
                   ReducedTo to = ReducedTo::kAllRanks, GradientWire* wire = nullptr);
 
-  // `producer`: the stream on which this step's backward writes the gradients and which reads their
-  // sums after Finish; null on the CPU. It is an argument of each step, because the caller chooses
-  // the stream per step.
+  // `producer` is the stream of this step: backward writes the gradients on it, and it reads their
+  // sums after Finish. Null on the CPU. The caller may choose another stream for each step.
   void BeginStep(cudaStream_t producer);
   // Call when the parameter's gradient of this step is complete in the arena. A second call in the
   // same step throws an Error that names the parameter.

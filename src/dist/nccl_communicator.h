@@ -27,9 +27,9 @@ struct NcclOptions {
   bool has_watchdog = false;
 };
 
-// Collective over `host`, which provides rank and size, and from which the group and all groups
-// that are split from it make their rendezvous. Throws Error kEnvironment if two ranks share a GPU
-// without HALFLIFE_SHARE_GPU=1, or if the loaded NCCL version differs from the one compiled
+// Makes a group of the ranks of `host`. The group, and all groups that are split from it, use
+// `host` for their rendezvous. Collective over `host`. Throws Error kEnvironment if two ranks share
+// a GPU without HALFLIFE_SHARE_GPU=1, or if the loaded NCCL version differs from the one compiled
 // against.
 std::unique_ptr<Communicator> MakeNcclCommunicator(Communicator& host, Device device,
                                                    std::string name, const NcclOptions& options);

@@ -1,5 +1,5 @@
-// Internal to the NCCL communicator: the thread that asks the GPU which operations have become
-// ready and which have ended, and NCCL for asynchronous errors. One per device of a process.
+// Internal to the NCCL communicator: a thread that polls the GPU for operations that have become
+// ready or have ended, and NCCL for asynchronous errors. One per device of a process.
 #pragma once
 
 #include <memory>

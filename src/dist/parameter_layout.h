@@ -49,9 +49,8 @@ struct LayoutConfig {
   // of no unit. A bucket of region kCompute holds parameters of one unit, and those of no unit are
   // last in the region. Empty: there are no units.
   std::vector<int> units = {};
-  // By parameter: whether it is not trained. A bucket is frozen as a whole or
-  // not at all, and those of trained parameters come first in their unit or
-  // region. Empty: all are trained.
+  // By parameter: whether it is not trained. A bucket is frozen as a whole or not at all, and those
+  // of trained parameters come first in their unit or region. Empty: all are trained.
   std::vector<bool> frozen = {};
 };
 

@@ -60,9 +60,9 @@ const GpuFacts* FindGpu(std::string_view cuda_name);
 // Finds a GPU by its name in a plan. Returns null if it is not listed.
 const GpuFacts* FindPlannedGpu(std::string_view device);
 
-// The default of NCCL_ALGO: all algorithms but those in which NVLink switches add, which they do in
-// arbitrary order. NCCL compares whole names, so both are listed: NVLS sums within a node, and
-// NVLSTree over nodes.
+// The default of NCCL_ALGO. It excludes the algorithms in which NVLink switches add, because their
+// order is arbitrary: NVLS sums within a node, and NVLSTree over nodes. NCCL compares whole names,
+// so both are listed.
 inline constexpr char kNcclAlgorithms[] = "^NVLS,NVLSTree";
 
 // Returns the memory of the host (CPU), or of the GPU. 0: unknown.

@@ -9,8 +9,8 @@
 // advances when it releases something to others: at a barrier, at an arrival, at __syncwarp. Each
 // two bytes of shared memory have the clock and the number of the last thread that stored there,
 // and of up to three that loaded. A thread's view has a clock for every other thread: accesses up
-// to it precede what the thread does next. All others are unordered, which is a race, whatever the
-// order in which the emulator ran them. An mbarrier counts as the thread that stores what bulk
+// to it precede what the thread does next. All other accesses are unordered. They are a race, in
+// whichever order the emulator ran them. An mbarrier counts as the thread that stores what bulk
 // copies load.
 //
 // A view has a second clock for every thread, the fenced one: up to it, the thread's ordinary

@@ -104,9 +104,8 @@ struct RowPackerConfig {
   bool one_per_row = false;  // one example per row; otherwise as many as fit, in order
 };
 
-// Packs examples, each of which is one document or a pair of them, into rows of equal length. The
-// rest of a row is one more document of padding, which has no labels and which no example can
-// attend to.
+// Packs examples into rows of equal length. An example is one document or a pair of documents. The
+// rest of a row is another document, of padding without labels, which no example can attend to.
 class RowPacker {
  public:
   // `writer` is borrowed and must be configured with labels.

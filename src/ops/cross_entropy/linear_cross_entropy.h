@@ -48,10 +48,10 @@ LinearCrossEntropySums LinearCrossEntropy(const LinearCrossEntropyInputs& inputs
 // Differentiable. If no gradient is requested, a GPU multiplies bf16 as it is stored, as above.
 at::Tensor LinearLogits(const at::Tensor& hidden, const at::Tensor& weight);
 
-// Returns the number of rows whose logits are in memory at a time: the power of two whose fp32
-// logits fit 64 MiB on the CPU, close to its cache sizes, and 512 MiB on a GPU, where each block
-// reads and writes the weight's gradient once and its products must fill the device. At least 64,
-// at most num_rows.
+// Returns the number of rows whose logits are in memory at a time, a power of two of at least 64
+// and at most num_rows. Their fp32 logits fit 64 MiB on the CPU, close to its cache sizes, and 512
+// MiB on a GPU, where each block reads and writes the weight's gradient once and its products must
+// fill the device.
 int64_t CrossEntropyRowsPerBlock(int64_t num_rows, int64_t vocab, bool gpu);
 // Returns the number of rows that the products compute, see LinearCrossEntropyConfig::num_targets.
 constexpr int64_t NumLossRows(int64_t num_targets, int64_t num_rows) {

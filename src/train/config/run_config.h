@@ -200,8 +200,8 @@ struct ParallelConfig {
   bool has_whole_slices() const { return sp >= 1 && row_ranks() >= 1 && row_ranks() % sp == 0; }
   int ranks_of_process() const { return has_whole_slices() ? row_ranks() / sp : 1; }
   // Gradients of each micro-batch are summed over ranks (first over the slices of a row) before
-  // micro-batches are summed. Results then do not depend on which rank has which rows, or which
-  // sums.
+  // micro-batches are summed. Results then do not depend on how rows
+  // are assigned to ranks.
   bool sums_each_micro_batch() const { return slices > 0; }
 };
 

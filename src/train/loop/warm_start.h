@@ -32,8 +32,8 @@ class StartValues {
  public:
   using Initial =
       std::function<at::Tensor(int param)>;  // fp32 on the CPU, in the parameter's shape
-  // `source` is borrowed. Throws Error kUsage that lists every missing,
-  // unexpected or misshapen tensor, and parameters to which a rule gives the same name.
+  // `source` is borrowed. Throws Error kUsage that lists every missing, unexpected or misshapen
+  // tensor, and parameters to which a rule gives the same name.
   StartValues(const ckpt::WeightSource& source, const WarmStartRules& rules,
               std::vector<dist::ParamSpec> specs, Initial initial);
   // Returns whether the source has values of the parameter.
@@ -55,10 +55,10 @@ class StartValues {
 WarmStartReport WarmStart(const ckpt::WeightSource& source, const WarmStartRules& rules,
                           ParameterArena& arena);
 
-// Writes the values of all parameters of the model, which are frozen in a run with LoRA, to
-// run/base, which is replaced. They are written once, in the format of a step, so that the run's
-// checkpoints need only A and B. `state` has the run's id and the model's config. Error
-// kCheckpointIo.
+// Writes the values of all parameters of the model to run/base and replaces it if it exists. In a
+// run with LoRA these parameters are frozen. They are written once, in the format of a step, so
+// that the run's checkpoints need only A and B. `state` has the run's id and the model's config.
+// Throws Error kCheckpointIo.
 void WriteLoraBase(const std::filesystem::path& run, const std::vector<dist::ParamSpec>& specs,
                    const StartValues& values, const ckpt::StepState& state);
 // Copies the base of the run that contains `step` if `run` does not have that of `run_id`: a run

@@ -17,8 +17,7 @@ namespace halflife::train {
 
 // Bytes on one rank.
 // - Exact except for padding: main_and_optimizer, gradients, compute_copy, frozen, gathered,
-//   saved_copy,
-//   pinned_staging, and workspace if no document ends inside a row.
+//   saved_copy, pinned_staging, and workspace if no document ends inside a row.
 // - Upper bounds: loss, states.
 // - Estimates: the others.
 struct MemoryPlan {

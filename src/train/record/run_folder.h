@@ -77,8 +77,8 @@ std::string RecordAbort(const std::filesystem::path& run_dir, int rank, const st
                         bool is_consequence);
 
 // Returns the versions of the program and of the loaded libraries, if they report them. Checkpoints
-// store them for comparison of runs. cuda and nccl are empty in a
-// build without CUDA. The store adds those of the compiler and of protobuf.
+// store them for comparison of runs. cuda and nccl are empty in a build without CUDA. The store
+// adds those of the compiler and of protobuf.
 ckpt::Versions VersionsHere();
 
 }  // namespace halflife::train

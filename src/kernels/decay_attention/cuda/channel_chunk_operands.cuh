@@ -1,9 +1,9 @@
 // The operands of the wgmma scan with per-channel decays (channel_chunks.h), computed for
 // every chunk and head independently, by one block each.
 //
-// A decay of a channel cannot scale a finished score, and exp(b_r) / exp(b_s) of sums from the
-// chunk's start would overflow. So a pair of tokens takes its weight, the product of the decays in
-// (s, r], from factors that belong to ranges which join:
+// A decay per channel cannot scale a finished score, and a quotient exp(b_r) / exp(b_s) of sums
+// from the chunk's start would overflow. The weight of a pair of tokens is the product of the
+// decays in (s, r]. It is computed as a product of factors over adjacent ranges:
 //
 //   r and s in different blocks of 8 tokens: the decays of the key after s to its block's end, of
 //     whole blocks between the two, and of the query from its block's start to r. The first and the
@@ -11,8 +11,9 @@
 //     pairs are products on tensor cores, in tiles of 16 x 16 tokens.
 //   in one block: at most 7 decays, one after the other, in fp32
 //
-// Every factor is exp of a sum of log decays over its own range, so no factor exceeds 1 if no decay
-// does, a decay of 0 needs no special case, and row r of any result knows no decay after r.
+// Every factor is exp of a sum of log decays over its own range. This has three consequences: no
+// factor exceeds 1 if no decay does, a decay of 0 needs no special case, and row r of any result
+// does not depend on decays after r.
 //
 // Shared memory in KiB, K = 128, C = 64:
 //   | q [C, K] 16 | k 16 | log decays, then decays [C, K] 32 | queries 16 | keys 16

@@ -246,8 +246,8 @@ template <typename T>
 void LaunchStep(const DecayAttentionStepArgs& args, cudaStream_t stream);
 
 // The template arguments are the part of K and V that one block owns, and the number of bf16 terms
-// of an operand (tiles.cuh): 1 for bf16 operands, 2 for fp32 operands. K
-// and V are padded with zeros to slices of this size when tiles are loaded.
+// of an operand (tiles.cuh): 1 for bf16 operands, 2 for fp32 operands. K and V are padded with
+// zeros to slices of this size when tiles are loaded.
 template <int kK, int kV, int kTerms = 1>
 void LaunchChunkScan(const ChunkScanParams& params, cudaStream_t stream);
 // On sm_90 only. Requires route.h's CanUseWgmma.

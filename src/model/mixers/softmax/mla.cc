@@ -1,6 +1,6 @@
-// Multi-head latent attention (DeepSeek-AI, 2024, "DeepSeek-V2"), which Kimi Linear uses without a
-// rotation. Keys and values are computed from a latent c that all heads share, and a key has some
-// more channels r that all heads share and that are rotated:
+// Multi-head latent attention (DeepSeek-AI, 2024, "DeepSeek-V2"). Kimi Linear uses it without a
+// rotation. All heads compute their keys and values from one latent c. A key also has channels r,
+// which are rotated and shared by all heads:
 //
 //   c_t = RMSNorm(W_a x_t) [R],   r_t = rotated W_r x_t [r]
 //   k_th = [W_kh c_t, r_t] [n + r],   v_th = W_vh c_t [V],   q_th [n + r] from x_t
