@@ -217,7 +217,7 @@ TEST_F(Sweep, WhatWasNeverMadeIsBoundToNothing) {
   EXPECT_THAT(typo.out, Not(HasSubstr("failed")));
   ExpectExit(RunSweep("two", "mended", {"--set", "optimizer.lr=1e-4"}), 0);
   EXPECT_THAT(Read("mended/datasets/made.prepare"), HasSubstr("--tokenizer bytes"));
-  // What was produced must not change, even after other versions of the sweep.
+  // The outputs of the first sweep must not change, even after other versions of it have run.
   std::string without = Text("");
   const size_t begin = without.find("dataset {");
   without.erase(begin, without.find('\n', begin) - begin);

@@ -227,7 +227,7 @@ size_t NumColumns(const std::string& line) {
 }
 
 // clang-format breaks code at 100 columns and leaves comments as they are. What it cannot break is
-// a single word, such as a URL: that may stand on a line of its own, also in a comment.
+// a single word, such as a URL, which may have a line of its own, also in a comment.
 bool IsTooLong(const std::string& line) {
   constexpr size_t kMaxColumns = 100;
   if (NumColumns(line) <= kMaxColumns) return false;

@@ -27,7 +27,7 @@ constexpr double kTimeout = 0.4;  // seconds
 constexpr double kGrace = 10;     // seconds until everything has ended after a timeout
 constexpr int kBad = 1;           // the rank that fails
 
-// What a job's watchdogs found, in order.
+// Collects the findings of a job's watchdogs, in order.
 class Findings {
  public:
   struct One {
@@ -53,7 +53,7 @@ class Findings {
   std::vector<One> all_;
 };
 
-// What happens to kBad in the second step, and where.
+// A failure of rank kBad in the second step, and the place in the step where it happens.
 struct Fault {
   const char* place;
   std::function<void(Rank&, cudaStream_t)> happen;

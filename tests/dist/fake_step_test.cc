@@ -74,7 +74,7 @@ struct Moment {
   int step, micro, unit;
 };
 
-// What a rank sends to the next rank of its row.
+// Returns the value that a rank sends to the next rank of its row.
 float SentState(const Moment& at, int rank) {
   return static_cast<float>((10 * at.unit + 3 * rank + at.step + at.micro) % 32);
 }
@@ -479,7 +479,7 @@ class Job final : private ShareMemory {
     const float* const received = states_[at.unit];
     for (const int param : ParamsOf(at.unit)) {
       const int64_t begin = layout_.offset(param), count = layout_.specs()[param].count();
-      // For the embedding, the definition stands in for the weights.
+      // For the embedding, the definition is used instead of the weights.
       const float* const weights =
           units_ && at.unit == 0 ? expected_.weights[at.step].data() + begin : Weights(param);
       ASSERT_NE(weights, nullptr);

@@ -239,7 +239,7 @@ json WithOneChange(json config, std::mt19937_64& random) {
 }
 
 // A folder's files have less than 16 KiB each, or about 30 times that as JSON. Each of at most 29
-// tensors may stand for a layer of 16 declared parameters with less than 1 KiB each. That is 2 MiB
+// tensors may declare a layer of 16 parameters with less than 1 KiB each. That is 2 MiB
 // in total. The rest is for pages of the allocator and the libraries. The smallest arbitrary size
 // that is tried, 2^30, would be a thousand times as much.
 constexpr int64_t kMaxGrowthBytes = 16 << 20;

@@ -1,4 +1,4 @@
-// What the comparisons with other programs run:
+// The program that the comparisons with other programs run:
 //   tokenizer_tool encode TOKENIZER IN OUT plain|parse
 //                                            each line of IN, a JSON string, becomes a line of OUT:
 //                                            {"ids": [1, 2], "text": what Decode makes of them}

@@ -43,7 +43,7 @@ class BuildTimesTest(unittest.TestCase):
         self.assertEqual(lines[1:], ["     1.5 s  src/core/log.cc (hl_core)"])
 
     def test_several_starts_of_ninja_and_a_rewritten_log(self):
-        # Rewritten: the new entries stand before the old ones. log.cc was compiled by both starts.
+        # Rewritten: the new entries precede the old ones. log.cc was compiled by both starts.
         first = entry(0, 4000, CORE + "error.cc.o") + entry(4000, 7000, CORE + "log.cc.o")
         second = entry(5, 1005, CORE + "log.cc.o", mtime=19)
         _, lines, _ = self.run_script(*self.write(first + second + OLD, before=OLD))

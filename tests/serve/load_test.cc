@@ -51,7 +51,8 @@ std::vector<MixedRequest> MixedRequests(int count) {
   return requests;
 }
 
-// What must be equal: the choices of an answer, or those of all events of each text.
+// Returns the part of a reply that must be equal: the choices of an answer, or those of all events
+// of each text.
 json Choices(const Reply& reply) {
   EXPECT_EQ(reply.status, 200) << reply.body;
   if (!reply.body.starts_with("data: ")) return reply.json()["choices"];

@@ -66,8 +66,7 @@ dist::ReduceOp ToReduceOp(ncclRedOp_t op) {
 
 struct Group;
 
-// What several kernels do together: the collectives of the kernels of one number, or a send and its
-// receive.
+// Kernels that run together: those of one collective, or a send and its receive.
 struct Meeting {
   std::vector<std::vector<Call>> calls;  // by participant; empty until its kernel is resident
   size_t resident = 0;

@@ -66,7 +66,7 @@ TEST(HostWaits, ReadBackIsCountedForItself) {
 }
 
 // A non-blocking copy between the host and a device waits if the memory is not pinned. (A tensor
-// without values stands for one on a device.)
+// of device kMeta represents one on a GPU.)
 TEST(HostWaits, ACopyFromUnpinnedMemoryIsOne) {
   const at::Tensor x = Ones(), elsewhere = at::empty_like(x, x.options().device(at::kMeta));
   EXPECT_THAT(CountsOf([&] { elsewhere.copy_(x, /*non_blocking=*/true); }).waits,

@@ -237,7 +237,7 @@ TEST_F(Bugs, HoppersAreNamedWithTheirPlace) {
     }
     return;
   }
-  // What only the tracker finds.
+  // Mistakes that only the tracker finds.
   const char* const unfenced =
       "has stored since its last proxy fence\\. Call FenceProxyAsync\\(\\) in the writing threads";
   const HopperExpectation tracked[] = {

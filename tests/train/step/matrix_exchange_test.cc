@@ -76,7 +76,7 @@ std::vector<double> Costs(const std::vector<WholeMatrix>& matrices) {
   return costs;
 }
 
-// What `transform` makes of an element: it depends on all elements of the matrix and its own place.
+// Returns the transformed element i of the matrix: it depends on all elements and on i.
 float Transformed(const WholeMatrix& matrix, const float* values, int64_t i) {
   const float sum = std::accumulate(values, values + matrix.count(), 0.0f);
   return sum + 1000 * static_cast<float>(i) + values[i];
