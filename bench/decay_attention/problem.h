@@ -43,16 +43,16 @@ at::Tensor Ours(const Problem& problem);
 // dq, dk, dv and, unless the decay is constant, dlog_decay.
 std::vector<at::Tensor> OursWithGradients(const Problem& problem);
 
-// Multiply-adds x 2 of the chunked algorithm with C = 64, counting whole squares, with q k^T once
-// per head. They are the same for all forms and chunk sizes, so that rates compare times. The
-// executed number is smaller: two thirds of it on the CPU.
+// Returns 2 x the multiply-adds of the chunked algorithm with C = 64, counting whole squares, with
+// q k^T once per head. The number is the same for all forms and chunk sizes, so that rates compare
+// times. The executed number is smaller: two thirds of it on the CPU.
 double Flops(const Shape& shape, bool backward);
-// Bytes that every schedule must move: each operand is read and each result written once in
-// forward, and again in backward.
+// Returns the bytes that every schedule must move: each operand is read and each result written
+// once in forward, and again in backward.
 double CompulsoryBytes(const Shape& shape, int64_t element_bytes, bool backward);
 
-// Largest relative RMS error of outputs and gradients against the oracle, on two heads of the first
-// 300 tokens.
+// Returns the largest relative RMS error of outputs and gradients against the oracle, on two heads
+// of the first 300 tokens.
 double WorstError(const Shape& shape, const at::TensorOptions& options);
 
 }  // namespace halflife::bench

@@ -44,8 +44,8 @@ struct Options {
   }
 };
 
-// Unit keys, beta of 0.1 to 0.9, and decays of 0.9 to 1, as in a model at the start of training.
-// On a GPU, q, k and v are bf16.
+// Draws unit keys, beta of 0.1 to 0.9, and decays of 0.9 to 1, as in a model at the start of
+// training. On a GPU, q, k and v are bf16.
 DeltaOperands MakeOperands(const Options& o, at::Device device) {
   const std::vector<int64_t> rows = {o.batch, o.seq_len, o.heads, o.dim},
                              tokens = {o.batch, o.seq_len, o.heads};

@@ -16,9 +16,9 @@ struct DeltaOperands {
   std::vector<at::Tensor> leaves() const;
 };
 
-// In chunks of `size` tokens, which divides T: one batched triangular solve for all chunks, then a
-// loop over the chunks' states. With decays per channel, operands are divided by running decays,
-// which fp32 can represent for the benchmark's decays but not for all.
+// Computes the outputs in chunks of `size` tokens, which divides T: one batched triangular solve
+// for all chunks, then a loop over the chunks' states. With decays per channel, operands are
+// divided by running decays, which fp32 can represent for the benchmark's decays but not for all.
 at::Tensor EagerDeltaRule(const DeltaOperands& in, double scale, int64_t size);
 
 }  // namespace halflife::bench

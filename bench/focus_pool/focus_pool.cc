@@ -131,8 +131,8 @@ nlohmann::ordered_json TokenCosts(Options o,
   return rows;
 }
 
-// One row per length, pooled over all tokens, compared with attention with as many heads and
-// channels.
+// Compares the times of pooling one row per length over all its tokens with attention of as many
+// heads and channels.
 nlohmann::ordered_json AgainstAttention(Options o, const std::vector<int64_t>& lengths) {
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   o.batch = 1;

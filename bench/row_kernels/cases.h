@@ -45,10 +45,11 @@ struct CaseOptions {
   bool large = false;  // Operands exceed the caches; otherwise a layer of a 6 x 256 step.
 };
 
-// RMS norm (plain, after a sum, gated), rotary encoding, SwiGLU and short convolution with
-// gradients, and the weight gradients of linear layers.
+// Returns the cases of a layer: RMS norm (plain, after a sum, gated), rotary encoding, SwiGLU and
+// short convolution with gradients, and the weight gradients of linear layers.
 std::vector<Case> MakeLayerCases(const CaseOptions& options);
-// AdamW, sum of squares, rows of cross entropy, the decode step of decay attention: in place.
+// Returns the cases that write in place: AdamW, sum of squares, rows of cross entropy, and the
+// decode step of decay attention.
 std::vector<Case> MakeUpdateCases(const CaseOptions& options);
 
 }  // namespace halflife::bench

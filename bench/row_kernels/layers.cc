@@ -193,7 +193,7 @@ Layer ShortConv(const std::vector<int64_t>& shape) {
           }};
 }
 
-// The matmul limits this case and the next, not memory.
+// This case and the next are limited by the matmul rather than by memory.
 Case Linear(int64_t tokens, int64_t outs, int64_t ins) {
   return {.family = "linear",
           .shape = Concat(tokens, " tokens, [", outs, ", ", ins, "]"),

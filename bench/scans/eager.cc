@@ -21,7 +21,8 @@ at::Tensor SumsBefore(const at::Tensor& x) { return x.cumsum(2) - x; }
 struct ChunkStates {
   at::Tensor a, b, o;
 };
-// Computed from each chunk's own sums with the scale `top` [B, N, D] at its end; `decay` is C w.
+// Scans the chunks' states. Each chunk's sums are relative to the scale `top` [B, N, D] at its end;
+// `decay` is C w.
 ChunkStates Scan(const at::Tensor& a, const at::Tensor& b, const at::Tensor& top,
                  const at::Tensor& decay) {
   at::Tensor sum_a = at::zeros_like(a.select(1, 0)), sum_b = sum_a,

@@ -19,11 +19,13 @@ struct EagerForm {
   std::function<at::Tensor(const Tensors&)> run;
 };
 
-// The operands are k, v, log_decay, bonus. The first form works in chunks: cumulative sums relative
-// to the chunk's largest exponent, which fp32 can represent for the benchmark's decays but not for
-// all, and a loop over the chunks' states. The second form works token by token.
+// Returns two forms of WKV with the operands k, v, log_decay, bonus. The first works in chunks:
+// cumulative sums relative to the chunk's largest exponent, which fp32 can represent for the
+// benchmark's decays but not for all, and a loop over the chunks' states. The second works token by
+// token.
 std::vector<EagerForm> EagerWkv();
-// The operands are x, delta, delta_bias, a, b, c, skip. The same two forms.
+// Returns the same two forms of the selective scan, with the operands x, delta, delta_bias, a, b,
+// c, skip.
 std::vector<EagerForm> EagerScan();
 
 }  // namespace halflife::bench

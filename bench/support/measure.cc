@@ -57,7 +57,8 @@ SpunTime MillisecondsAfterSpin(double spin_ms, const std::function<void()>& run)
   after.synchronize();
   return {before.elapsed_time(after), late};
 }
-// The benchmark also runs if no profiler can be started.
+// Starts a profiler that is attached. An error is ignored, so that the benchmark also runs without
+// one.
 void StartCudaProfiler() {
   if (cudaProfilerStart() != cudaSuccess) cudaGetLastError();  // forgets the error
 }

@@ -28,13 +28,13 @@ double RelativeRms(const at::Tensor& got, const at::Tensor& want);
 // without CUDA, exit 2 for another name.
 at::Device FindDevice(const std::string& name);
 
-// Times what `run` does or enqueues: wall time on the CPU, time between events on the current
-// stream of a GPU, including pauses in which the GPU waits for the host. For one long call. Use
-// Timer for short ones.
+// Returns the milliseconds that `run` takes: wall time on the CPU, and on a GPU the time between
+// events on the current stream, including pauses in which the GPU waits for the host. It is for one
+// long call. Use Timer for short ones.
 double Milliseconds(at::Device device, const std::function<void()>& run);
 
-// A profiler that was started with recording off (`ncu --profile-from-start off`) records the
-// kernels from here on. Without a profiler, and on the CPU, this does nothing.
+// Starts recording in a profiler that was started with recording off (`ncu --profile-from-start
+// off`). Without a profiler, and on the CPU, this does nothing.
 void StartProfiler(at::Device device);
 
 // Waits until the device has finished everything that is enqueued.

@@ -19,7 +19,8 @@ double BytesOf(const Tensors& tensors) {
   return bytes;
 }
 
-// At least two sets of operands, and enough that none is still in the cache when it is used again.
+// Returns at least two sets of operands, and so many that none is still in the cache when it is
+// used again.
 std::vector<Tensors> MakeSets(const DifferentiableOperation& operation) {
   std::vector<Tensors> sets = {operation.make_operands()};
   const double wanted = 2.0 * static_cast<double>(CacheBytes(at::kCUDA)) / BytesOf(sets[0]);

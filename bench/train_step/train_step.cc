@@ -123,7 +123,7 @@ void SaveStart(const Options& options) {
   HL_CHECK_AS(ExitCode::kEnvironment, file.good(), "cannot write ", options.save_start);
 }
 
-// Prepared as for a run, whose sums have one order.
+// Returns the device, prepared as for a run, so that sums have one order.
 Device PreparedDevice(const Options& options) {
   const Device device = train::ChooseDevice(options.device, 0);
   train::PrepareDevice(device);
@@ -138,7 +138,7 @@ train::ParameterArena::Config ArenaConfigOf(const Options& options, at::Device d
   return config;
 }
 
-// A run whose FP8 layers are those of the benchmark.
+// Returns a run with the FP8 layers of the benchmark.
 train::RunConfig RunOf(const Options& options) {
   train::RunConfig run;
   run.train.precision = options.precision;

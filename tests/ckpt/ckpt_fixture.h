@@ -29,7 +29,7 @@ class TestArena {
   // Describes the first element that differs from Fill(seed). Empty: all agree. Padding must be
   // zero.
   std::string DifferenceFrom(uint64_t seed, bool with_states = true) const;
-  // The same for the elements of one slice.
+  // Does the same for the elements of one slice.
   std::string SliceDifferenceFrom(uint64_t seed, int slice) const;
   ArenaView view();
   // Main weights only.
@@ -51,7 +51,8 @@ std::vector<dist::ParamSpec> RandomSpecs(uint64_t seed);
 StepState MakeState(uint64_t step);
 Expectation MatchingExpectation();
 
-// A manifest of schema 3, with two arrays, for files of `num_slices` ranks that were never written.
+// Returns a manifest of schema 3, with two arrays, for files of `num_slices` ranks that were never
+// written.
 Manifest DerivedManifest(const std::vector<dist::ParamSpec>& specs, int num_slices);
 
 struct SaveOptions {

@@ -34,7 +34,7 @@ void FlipBit(const fs::path& file, uint64_t offset) {
   ASSERT_TRUE(stream.good());
 }
 
-// The offset of the last byte before the table of block hashes.
+// Returns the offset of the last byte before the table of block hashes.
 uint64_t LastDataByte(const fs::path& step, size_t file) {
   const FileEntry entry = StepReader::Open(step).manifest().files[file];
   return entry.bytes - kHashBytes * entry.num_blocks - 1;

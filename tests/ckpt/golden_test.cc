@@ -20,7 +20,8 @@ fs::path GoldenRun(uint32_t version) {
   return fs::path(halflife::test::kSourceDir) / "tests/golden" / Concat("ckpt_v", version);
 }
 
-// A tied matrix that is split between two ranks, a vector of the fp32 region, and an empty tensor.
+// Returns a tied matrix that is split between two ranks, a vector of the fp32 region, and an empty
+// tensor.
 std::vector<dist::ParamSpec> GoldenSpecs() {
   return {{.name = "embeddings.weight",
            .shape = {11, 8},

@@ -19,8 +19,8 @@ namespace {
 
 namespace pb = ::halflife::proto::checkpoint;
 
-// Two tensors in two files with headers of 4096 bytes: a [6] = 24 bytes, b [2, 4] = 32 bytes, split
-// in the middle of b.
+// Returns a manifest of two tensors in two files with headers of 4096 bytes: a [6] = 24 bytes, b
+// [2, 4] = 32 bytes, split in the middle of b.
 Manifest GoodManifest() {
   Manifest manifest;
   manifest.state = MakeState(9);
@@ -312,8 +312,8 @@ TEST(ManifestFuzzTest, NoMutationIsAccepted) {
   }
 }
 
-// With a corrected hash, as an attacker would write it: the result is an error or a consistent
-// manifest, never a crash.
+// Parses the bytes with a corrected hash, as an attacker would write it. The result must be an
+// error or a consistent manifest, never a crash.
 void FuzzBehindAValidHash(const std::string& bytes) {
   const std::string payload = bytes.substr(16, bytes.size() - 32);
   std::mt19937_64 random(2);

@@ -16,8 +16,9 @@ namespace {
 
 using testing::HasSubstr;
 
-// Sequences of bases, like the task of `dna_alibi`: those of class 1 contain a motif at a random
-// position, those of class 0 do not. The motif is its own mirror image, because ALiBi is symmetric.
+// Returns a table of sequences of bases, like the task of `dna_alibi`: those of class 1 contain a
+// motif at a random position, those of class 0 do not. The motif is its own mirror image, because
+// ALiBi is symmetric.
 std::string MotifTable(int count, uint64_t seed) {
   const RandomKey key = MakeRandomKey(seed, RandomPurpose::kTest, 2);
   const std::string motif = "CCCCCC";
@@ -60,7 +61,7 @@ class FineTuning : public ProgramTest {
     EXPECT_THAT(result.out, HasSubstr("train: 2000 examples in 2000 rows"));
     EXPECT_THAT(result.out, HasSubstr("classes: 0, 1"));
   }
-  // An encoder with ALiBi on rows of 32 tokens.
+  // Returns the settings of an encoder with ALiBi on rows of 32 tokens.
   static std::vector<std::string> Encoder(std::vector<std::string> more) {
     return Append(
         {"data.seq_len=32", "model.model_dim=64", "model.num_layers=2", "model.mixer=softmax",

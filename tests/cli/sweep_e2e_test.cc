@@ -25,7 +25,7 @@ class Sweep : public ProgramTest {
     ExpectExit(RunSweep("two", "undisturbed"), 0);
   }
 
-  // Two mixers with two seeds. `more` is appended to the file.
+  // Returns a sweep of two mixers with two seeds, followed by `more`.
   static std::string Text(const std::string& more) {
     return "recipe: \"recipe.textproto\"\n"
            "dataset { name: \"made\" prepare: \"--input " +

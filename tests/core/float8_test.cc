@@ -19,7 +19,7 @@ static_assert(EncodeE4m3(std::bit_cast<uint32_t>(-1.0f)) == 0xb8);
 
 uint8_t Encode(float x) { return EncodeE4m3(std::bit_cast<uint32_t>(x)); }
 
-// Value by the definition: sign, exponent with bias 7, mantissa.
+// Returns the value of a code by the definition: sign, exponent with bias 7, mantissa.
 double ByDefinition(uint8_t code) {
   const int exponent = code >> 3 & 15, mantissa = code & 7;
   const double magnitude =
@@ -39,7 +39,8 @@ TEST(Float8, CodesAreTheNumbersOfTheDefinition) {
   }
 }
 
-// The nearest of all numbers, of two equally near ones the even code, and at most 448.
+// Returns the code of the number nearest to x, at most 448 in size. Of two equally near ones, it is
+// the even code.
 uint8_t Nearest(double x) {
   uint8_t best = 0;
   for (int code = 0; code < kE4m3NaN; ++code) {

@@ -167,7 +167,8 @@ TEST(SourceRules, HeadersAreGuarded) {
   }
 }
 
-// A sequential generator depends on the world size and on earlier draws. A Philox draw does not.
+// Finds generators other than Philox. A sequential generator depends on the world size and on
+// earlier draws. A Philox draw does not.
 bool IsForeignRandom(const std::string& line) {
   static const std::regex pattern(
       R"(\b(at|torch)::(rand|randn|randint|randperm)(_like)?\b)"

@@ -349,7 +349,7 @@ TEST_F(DatasetTest, ShardsStayOpenUpToTheLimits) {
   EXPECT_EQ(part.most_index_bytes, raised.most_index_bytes / 7);
 }
 
-// In KiB, from /proc/self/status.
+// Returns a value of /proc/self/status in KiB.
 int64_t StatusKib(const std::string& field) {
   const std::string status = ReadText("/proc/self/status");
   const size_t at = status.find("\n" + field + ":");

@@ -15,7 +15,7 @@ namespace {
 using testing::ElementsAre;
 using Positions = std::vector<int64_t>;
 
-// A row of 12 tokens with documents of 8 and 4, which is sample 5.
+// Returns a row of 12 tokens with documents of 8 and 4, which is sample 5.
 Batch Row() {
   return {.batch_size = 1,
           .seq_len = 12,

@@ -18,7 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 using Ids = std::vector<int32_t>;
 
-// Bytes that this process has read from files so far.
+// Returns the bytes that this process has read from files so far.
 uint64_t BytesRead() {
   std::ifstream io("/proc/self/io");
   std::string name;

@@ -91,8 +91,8 @@ Bytes Cut(const Bytes& bytes, size_t index, size_t parts) {
 // Counts are uneven on purpose, with an empty rank if there are three or more.
 int64_t CountOf(const CollectiveCase& one, int rank) { return rank == 2 ? 0 : one.count + rank; }
 
-// Number of elements that a rank sends to another in an all-to-all-v. Every count differs, and some
-// are 0.
+// Returns the number of elements that a rank sends to another in an all-to-all-v. Every count
+// differs, and some are 0.
 int64_t CountOfPair(const CollectiveCase& one, int from, int to) {
   return (from + 2 * to) % 3 == 2 ? 0 : one.count + 2 * from + to;
 }

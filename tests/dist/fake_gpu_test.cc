@@ -43,7 +43,7 @@ TensorRef OnGpu(Rank& rank, std::vector<T>& values) {
   return ref;
 }
 
-// Rethrows the first error of a rank.
+// Runs the ranks and rethrows the first error of a rank.
 Outcome RunWell(const fake::Options& options, const std::function<void(Rank&)>& body) {
   if (testing::Test::HasFailure()) return {};  // further seeds would only repeat it
   const Outcome outcome = fake::Run(options, body);
@@ -318,13 +318,13 @@ ParameterLayout LayoutOf(int ranks) {
                          {.first_bucket_bytes = 1024, .bucket_bytes = 4096, .num_slices = ranks});
 }
 
-// The sum of gradient `i` of a parameter, if rank r contributes i % 100 + r.
+// Returns the sum of gradient `i` of a parameter, if rank r contributes i % 100 + r.
 float SumOf(int64_t i, int ranks) {
   return static_cast<float>(i % 100 * ranks + ranks * (ranks - 1) / 2);
 }
 
-// Backward writes each gradient on the compute stream and marks it as ready, while earlier buckets
-// travel.
+// Sums gradients: backward writes each gradient on the compute stream and marks it as ready, while
+// earlier buckets travel.
 void SumGradients(Rank& rank, int ranks, ReducedTo to) {
   const ParameterLayout layout = LayoutOf(ranks);
   const auto comm = MakeWorld(rank);
@@ -358,7 +358,8 @@ TEST(FakeNccl, GradientsAreSummed) {
         RunWell({.ranks = ranks, .seed = seed}, [&](Rank& rank) { SumGradients(rank, ranks, to); });
 }
 
-// Every rank updates its slices on the compute stream, and forward reads a parameter after Await.
+// Gathers parameters: every rank updates its slices on the compute stream, and forward reads a
+// parameter after Await.
 void GatherParameters(Rank& rank, int ranks) {
   const ParameterLayout layout = LayoutOf(ranks);
   const auto comm = MakeWorld(rank);
@@ -442,8 +443,8 @@ TEST(FakeNccl, HostRunsAheadOfTheGpu) {
   });
 }
 
-// A collective of 500 us that starts together with a kernel of `compute_us`, after which its result
-// is wanted.
+// Returns the exposed time of a collective of 500 us that starts together with a kernel of
+// `compute_us`, after which its result is wanted.
 double ExposedMicroseconds(double compute_us) {
   double exposed_us = -1;
   RunWell({.ranks = 2, .collective_us = 500}, [&](Rank& rank) {
@@ -509,8 +510,8 @@ std::vector<T> ShareOf(int rank, int64_t count) {
   return share;
 }
 
-// The sums [count] of an all-reduce and of a reduce-scatter, in which NCCL's order depends on the
-// seed. `count` need not be divisible by the number of ranks.
+// Returns the sums [count] of an all-reduce and of a reduce-scatter, in which NCCL's order depends
+// on the seed. `count` need not be divisible by the number of ranks.
 template <typename T>
 std::vector<std::vector<T>> SumsOf(int ranks, uint64_t seed, bool ordered, int64_t count) {
   const int64_t part = count / ranks, scattered = part * ranks;

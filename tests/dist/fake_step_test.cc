@@ -61,7 +61,7 @@ ParameterLayout LayoutOf(const Case& c) {
                                    .units = c.stage == 3 ? units : std::vector<int>()});
 }
 
-// The parameters that a layer reads. The norm is read by the first block.
+// Returns the parameters that a layer reads. The norm is read by the first block.
 std::vector<int> ParamsOf(int unit) {
   std::vector<int> params = {2 * unit, 2 * unit + 1};
   if (unit == 1) params.push_back(2 * kUnits);
@@ -257,7 +257,7 @@ class Slots final : public UnitMemory {
     slots_.resize(prefetch() + 2, std::vector<float>(largest, kNaN));
   }
   int64_t end() const { return end_; }
-  // The parameter in the slot of its unit.
+  // Returns the parameter in the slot of its unit.
   const float* Find(int param) {
     Unit& unit = units_[UnitOf(param)];
     return unit.slot < 0 ? nullptr : slots_[unit.slot].data() + layout_.offset(param) - unit.begin;
@@ -398,7 +398,7 @@ class Job final : private ShareMemory {
     gather_->Start(stream_);
   }
 
-  // The elements that this rank updates.
+  // Returns the elements that this rank updates.
   ParameterLayout::SliceRange Own(const Bucket& bucket) const {
     if (c_.stage > 0) return sums_->UpdatedOf(layout_, bucket);
     return {.arena_begin = bucket.begin, .count = bucket.end - bucket.begin};

@@ -19,7 +19,7 @@ using Kind = CommFailure::Kind;
 constexpr int64_t kSecond = 1'000'000;
 constexpr int64_t kNow = 1'000'000 * kSecond;
 
-// A rank in its tenth step, whose every part is healthy.
+// Returns a rank in its tenth step in which every part is healthy.
 WatchSnapshot Healthy() {
   return {.now_us = kNow,
           .heads = {{"all_reduce 'grad_bucket' 7 (group world, seq 12)", kNow - 2 * kSecond,

@@ -142,7 +142,7 @@ TEST(AttentionStatistics, AlibiWithoutContentHasTheClosedForm) {
   EXPECT_NEAR(summary.resolution_by_layer[1], want, 1e-12);
 }
 
-// A layer with `heads` heads without content, and ALiBi's slopes.
+// Returns the summary of a layer with `heads` heads without content, and with ALiBi's slopes.
 AttentionSummary OfAlibi(int64_t heads, int64_t seq_len) {
   test::BuiltMixer mixer(model::MixerConfig("softmax", {{"num_heads", heads}, {"rope_theta", 0.0}}),
                          heads, at::kDouble, 0.3, {.positions = model::PositionsConfig("alibi")});
@@ -206,7 +206,7 @@ TEST(AttentionStatistics, EqualScoresHaveTheLargestEntropy) {
   EXPECT_EQ(summary.buckets[0].relative_entropy, 0);
 }
 
-// A query sees the keys whose distances satisfy `sees`.
+// Expects the statistics by their definition. A query sees the keys whose distances satisfy `sees`.
 void ExpectDefinition(const ops::KeyPattern& pattern, int64_t seq_len,
                       const std::function<bool(int64_t position, int64_t distance)>& sees) {
   const int64_t batch = 2, heads = 2, dim = 4, second = 300;

@@ -25,7 +25,7 @@ std::unique_ptr<model::LanguageModel> Model(const model::MixerConfig& mixer) {
   return model;
 }
 
-// Random tokens and targets. Some tokens have no target.
+// Draws random tokens and targets. Some tokens have no target.
 data::Batch Rows(int64_t rows, int64_t seq_len, std::vector<int32_t> cu_seqlens) {
   const RandomKey key = MakeRandomKey(5, RandomPurpose::kTest, 0);
   data::Batch batch{.batch_size = rows,

@@ -72,7 +72,7 @@ Told Alone(const model::LanguageModel& model, const TextRequest& request) {
   return told;
 }
 
-// Prompts of up to four chunks. Some share their first tokens.
+// Draws prompts of up to four chunks. Some share their first tokens.
 std::vector<TextRequest> RandomRequests(int count, uint64_t seed) {
   std::mt19937_64 random(seed);
   const auto below = [&](uint64_t limit) { return static_cast<int64_t>(random() % limit); };
@@ -146,7 +146,7 @@ TEST_P(BatchDecoderTest, ATextHasTheSameBitsInEveryBatch) {
   }
 }
 
-// Logits of rows 2 and 4 of a group of 8, whose other rows are empty.
+// Returns the logits of rows 2 and 4 of a group of 8 whose other rows are empty.
 std::vector<at::Tensor> LogitsOfTwoRows(const model::LanguageModel& model, bool always_all) {
   RowGroup group(model, BatchDecoder::kGroupRows, always_all);
   group.Place(2, model.EmptyState(1));

@@ -19,7 +19,7 @@ class DecoderGpuTest : public test::GpuTest<testing::TestWithParam<std::string>>
 INSTANTIATE_TEST_SUITE_P(All, DecoderGpuTest, testing::ValuesIn(model::NamesOf(model::kMixers)),
                          [](const auto& param_info) { return param_info.param; });
 
-// A model with weights of `dtype` on the GPU.
+// Returns a model with weights of `dtype` on the GPU.
 std::unique_ptr<model::LanguageModel> ModelOnGpu(const std::string& mixer, at::ScalarType dtype) {
   auto model = std::make_unique<model::LanguageModel>(
       model::ModelConfig{.vocab_size = 50,
@@ -35,7 +35,8 @@ std::unique_ptr<model::LanguageModel> ModelOnGpu(const std::string& mixer, at::S
   return model;
 }
 
-// The same kernels on the same numbers give the same bits.
+// Expects the same bits from a recorded graph as from launches: the same kernels run on the same
+// numbers.
 void ExpectReplaysEqualLaunches(const model::LanguageModel& model) {
   Decoder replayed(model, model.EmptyState(2)), launched(model, model.EmptyState(2), {false});
   EXPECT_EQ(replayed.uses_graph(),

@@ -276,7 +276,7 @@ TEST(ChooseLayoutTest, ListsWhatMamba2HasNot) {
                   "num_heads x head_dim is 80. Only multiples of model_dim, 64, are supported.");
 }
 
-// Mamba-2 with softmax in layer 1.
+// Returns a model of Mamba-2 with softmax attention in layer 1.
 model::ModelConfig HybridModel(const std::vector<model::Assignment>& mamba2 = {},
                                std::vector<model::Assignment> softmax = {}) {
   std::vector<model::Assignment> sizes = {{"head_dim", 32}};
@@ -291,7 +291,7 @@ model::ModelConfig ParallelModel(std::vector<model::ParallelPart> parts) {
   return config;
 }
 
-// Models of granitemoehybrid, bamba, nemotron_h and falcon_h1.
+// Returns models of granitemoehybrid, bamba, nemotron_h and falcon_h1.
 std::vector<model::ModelConfig> HybridModels() {
   model::ModelConfig granite =
       HybridModel({{"dt_limit_min", 0.25}, {"use_bias", true}, {"state_size", 24}},
@@ -745,7 +745,7 @@ TEST(LayoutTest, MistralAndQwenByTheirDefaults) {
   EXPECT_TRUE(Read("qwen2", "{}").mixer.Get<bool>("qkv_bias"));
 }
 
-// The window of each layer of a Qwen model of four layers with windows of 7.
+// Returns the window of each layer of a Qwen model of four layers with windows of 7.
 std::vector<int64_t> QwenWindows(const std::string& members) {
   const model::ModelConfig config =
       Read("qwen2", R"({"num_hidden_layers": 4, "sliding_window": 7, )" + members + "}");

@@ -21,7 +21,7 @@ using test::Uniform;
 
 constexpr int64_t kDim = 16;
 
-// Two rows of 6 tokens: documents of 4 and 2 tokens, and one of 6.
+// Returns two rows of 6 tokens: documents of 4 and 2 tokens, and one of 6.
 SequenceSlice TwoRows() {
   const std::vector<int32_t> cu_seqlens = {0, 4, 6, 12};
   return SequenceSlice::Packed(2, 6, cu_seqlens, at::kCPU);

@@ -133,7 +133,7 @@ class HybridPattern : public testing::TestWithParam<Pattern> {
     }
     return model;
   }
-  // The loss and then all gradients.
+  // Returns the loss, then all gradients.
   static std::vector<at::Tensor> Trained(const LanguageModel& model, const SequenceSlice& slice,
                                          const at::Tensor& tokens, const at::Tensor& targets,
                                          Recompute recompute = Recompute::kNone) {

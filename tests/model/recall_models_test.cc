@@ -121,7 +121,7 @@ TEST(RecallModels, BasedAndRebasedHaveThePapersParameters) {
   }
 }
 
-// The language models of section 5.4: 50,280 tokens, no positions, D = 768.
+// Returns a language model of section 5.4: 50,280 tokens, no positions, D = 768.
 ModelConfig PileModel(int64_t num_layers, int64_t mlp_width, const MixerConfig& mixer) {
   ModelConfig config = {.vocab_size = 50280, .model_dim = 768, .num_layers = num_layers};
   config.mixer = mixer;

@@ -56,8 +56,8 @@ SequenceSlice WholeRows(bool packed) {
                 : SequenceSlice::Contiguous(kBatch, kSeqLen, 0, at::kCPU);
 }
 
-// Dropout at a site within a mixer in training, which depends on the rows' samples and the tokens'
-// positions.
+// Returns dropout at a site within a mixer in training, which depends on the rows' samples and the
+// tokens' positions.
 ops::DropoutConfig DropoutAt(uint32_t site, double rate, const SequenceSlice& slice) {
   return {.rate = rate,
           .key = MakeRandomKey(1, RandomPurpose::kTest, site),

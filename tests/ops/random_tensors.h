@@ -17,8 +17,8 @@
 
 namespace halflife::test {
 
-// Standard normals in fp64, cast to `dtype`. fp32 and fp64 tensors of one seed agree up to
-// rounding.
+// Draws standard normals in fp64 and casts them to `dtype`. fp32 and fp64 tensors of one seed agree
+// up to rounding.
 inline at::Tensor Normal(std::vector<int64_t> shape, uint64_t seed,
                          at::ScalarType dtype = at::kDouble) {
   at::Tensor out = at::empty(shape, at::kDouble);
@@ -31,7 +31,7 @@ inline at::Tensor Normal(std::vector<int64_t> shape, uint64_t seed,
   return out.to(dtype);
 }
 
-// Uniform in [0, 1).
+// Draws fp64 values, uniform in [0, 1).
 inline at::Tensor Uniform(std::vector<int64_t> shape, uint64_t seed) {
   at::Tensor out = at::empty(shape, at::kDouble);
   double* data = out.mutable_data_ptr<double>();
@@ -43,7 +43,7 @@ inline at::Tensor Uniform(std::vector<int64_t> shape, uint64_t seed) {
   return out;
 }
 
-// |got - want| <= tolerance * max(1, largest |want|) everywhere; NaN fails.
+// Checks |got - want| <= tolerance * max(1, largest |want|) everywhere; NaN fails.
 inline testing::AssertionResult Close(const at::Tensor& got_in, const at::Tensor& want_in,
                                       double tolerance) {
   if (!got_in.defined() || !want_in.defined())
@@ -73,7 +73,7 @@ inline testing::AssertionResult Close(const at::Tensor& got_in, const at::Tensor
                                      << b[place] << ", allowed " << tolerance * largest;
 }
 
-// The largest difference relative to the largest value, and the relative root mean square.
+// Return the largest difference relative to the largest value, and the relative root mean square.
 inline double LargestError(const at::Tensor& got, const at::Tensor& want) {
   const at::Tensor wide = want.to(at::kDouble);
   return ((got.to(at::kDouble) - wide).abs().max() / wide.abs().max()).item<double>();
@@ -83,7 +83,7 @@ inline double MeanError(const at::Tensor& got, const at::Tensor& want) {
   return ((got.to(at::kDouble) - wide).norm() / wide.norm()).item<double>();
 }
 
-// Values of an oracle as a tensor, and back.
+// Convert an oracle's values to a tensor, and back.
 inline at::Tensor ToTensor(const std::vector<double>& values, at::IntArrayRef shape,
                            at::ScalarType dtype = at::kDouble) {
   at::Tensor x = at::empty(shape, at::kDouble);
@@ -100,7 +100,7 @@ inline bool BitEqual(const at::Tensor& a, const at::Tensor& b) {
   return a.defined() && b.defined() && a.sizes() == b.sizes() && a.equal(b);
 }
 
-// The same for each tensor of two lists.
+// Expects Close for each pair of tensors of two lists.
 inline void ExpectClose(const std::vector<at::Tensor>& got, const std::vector<at::Tensor>& want,
                         double tolerance) {
   ASSERT_EQ(got.size(), want.size());

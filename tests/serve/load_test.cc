@@ -25,7 +25,7 @@ struct MixedRequest {
   json body;
 };
 
-// Completions and chats, whole and streamed, with and without scores, of all lengths.
+// Returns completions and chats, whole and streamed, with and without scores, of all lengths.
 std::vector<MixedRequest> MixedRequests(int count) {
   std::mt19937_64 random(11);
   const auto below = [&](uint64_t limit) { return static_cast<int64_t>(random() % limit); };

@@ -43,7 +43,7 @@ class RunningServer {
   Reply Raw(const std::string& bytes) const;
   // Sends bytes on a new connection and returns its socket, which the caller closes.
   int Open(const std::string& bytes) const;
-  // The value of a metric without labels.
+  // Returns the value of a metric without labels.
   double Metric(const std::string& name) const;
   // Waits up to ten seconds until the metric has the value.
   bool WaitForMetric(const std::string& name, double value) const;
@@ -60,7 +60,8 @@ class RunningServer {
   std::thread thread_;
 };
 
-// The data of the events of a stream, in order; "[DONE]" is left out, and must be the last one.
+// Returns the data of the events of a stream, in order; "[DONE]" is left out, and must be the last
+// one.
 std::vector<nlohmann::json> StreamedEvents(const std::string& body);
 
 }  // namespace halflife::serve::test

@@ -30,7 +30,7 @@ report::RunRecord RunWith(const std::vector<double>& accuracies) {
   return run;
 }
 
-// The best value of run i of the grid is `best(i)`. NaN: it has none.
+// Returns results in which the best value of run i of the grid is `best(i)`, or none if it is NaN.
 std::vector<TrialResult> ResultsWith(const SweepConfig& sweep,
                                      const std::function<double(const Trial&)>& best) {
   std::vector<TrialResult> results;

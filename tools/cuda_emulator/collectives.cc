@@ -217,7 +217,8 @@ struct MmaOperands {
 float LowBf16(uint32_t x) { return __uint_as_float(x << 16); }
 float HighBf16(uint32_t x) { return __uint_as_float(x & 0xffff0000u); }
 
-// The fragment of d [16, 8] of lane 4 g + t: element i is row g + 8 (i / 2), column 2 t + i % 2.
+// Adds the product to each lane's fragment of d [16, 8]: element i of lane 4 g + t is row g + 8 (i
+// / 2), column 2 t + i % 2.
 void AddProduct(WarpSlot& slot, const float* a, const float* b, int depth) {
   for (int lane = 0; lane < 32; ++lane) {
     float* const d = static_cast<MmaOperands*>(slot.operands[lane])->d;

@@ -379,11 +379,11 @@ void TrackAcquire(SyncCell& cell);
 void TrackRead(const void* smem, int bytes, Place place);
 void TrackWrite(const void* smem, int bytes, Place place);
 void TrackProxyFence();
-// A bulk copy that will complete on the mbarrier with this number.
+// Records a bulk copy that will complete on mbarrier number `mbarrier`.
 void TrackBulkCopy(const void* smem, int bytes, int mbarrier, Place place);
 void TrackPhase(SyncCell& cell, int mbarrier);
-// Memory that the async proxy reads, for example a unit of 16 bytes of a wgmma: at issue, which
-// returns a mark of the writers, and at the wait.
+// Record a read by the async proxy, for example of a unit of 16 bytes by a wgmma: TrackIssue when
+// it is issued, which returns a mark of the writers, and TrackCompletion at the wait.
 uint64_t TrackIssue(const void* smem, int bytes, Place place);
 void TrackCompletion(const void* unit, uint64_t writers, Place place);
 // Forgets the stores to registers (the fiber's stack) so far.

@@ -91,7 +91,8 @@ class TsanFibers {
     }
     return in_use_.back();
   }
-  // After an error, the block's fibers never return from their calls, so they cannot be reused.
+  // Destroys the last block. After an error, its fibers never return from their calls, so they
+  // cannot be reused.
   void DestroyLast() {
     for (void* fiber : in_use_.back()) __tsan_destroy_fiber(fiber);
     in_use_.pop_back();

@@ -31,8 +31,8 @@ int FiberSet::Last() const {
   return -1;
 }
 
-// SplitMix64. The schedule does not affect results, so the project's counter-based generator is not
-// needed here.
+// Returns the next number of SplitMix64. The schedule does not affect results, so the project's
+// counter-based generator is not needed here.
 uint64_t NextRandom(Block& block) {
   block.random += 0x9e3779b97f4a7c15u;
   uint64_t z = block.random;

@@ -103,7 +103,7 @@ class Tracker {
       : num_threads_(num_threads),
         cells_(static_cast<Cell*>(calloc(kArenaBytes / kCellBytes, sizeof(Cell))), &free) {}
 
-  // Clocks go on from block to block, so that the cells need not be cleared.
+  // Starts a block. Clocks continue from block to block, so the cells need not be cleared.
   void Start(Block& block) {
     for (const std::unique_ptr<Snapshot>& snapshot : all_) snapshot->references = 0;
     unused_.clear();
@@ -166,8 +166,8 @@ class Tracker {
     Advance(self.clock);
   }
 
-  // The cells of an access are mostly equal, so only a cell that differs from the one before it is
-  // checked.
+  // Checks a read. Most cells of an access are equal, so a cell is checked only if it differs from
+  // the one before it.
   void Read(size_t at, int bytes, const Where& where) {
     Fiber& self = Self();
     const Epoch own = MakeEpoch(self.linear, self.clock);

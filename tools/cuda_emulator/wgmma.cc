@@ -18,8 +18,8 @@ void SetNan(float* d) {
   for (int i = 0; i < 32; ++i) d[i] = __uint_as_float(~0u);
 }
 
-// The address of eight elements (16 bytes) of a tile, `unit` units of 16 bytes after the start of a
-// row.
+// Returns the address of eight elements (16 bytes) of a tile, `unit` units of 16 bytes after the
+// start of a row.
 const unsigned char* UnitAt(const Block& block, uint64_t descriptor, int row, int unit) {
   const auto begin = static_cast<uint32_t>(descriptor & 0xffff) << 4;
   return block.dynamic +
@@ -34,7 +34,7 @@ void ReadUnit(const Block& block, uint64_t descriptor, int row, int unit, float 
   }
 }
 
-// Columns [0, 16) of row `row`.
+// Reads columns [0, 16) of row `row`.
 void ReadRow(const Block& block, uint64_t descriptor, int row, float (&out)[kDepth]) {
   for (int unit = 0; unit < 2; ++unit) {
     float part[8];
@@ -43,7 +43,7 @@ void ReadRow(const Block& block, uint64_t descriptor, int row, float (&out)[kDep
   }
 }
 
-// Rows [0, 16) of column `column`.
+// Reads rows [0, 16) of column `column`.
 void ReadColumn(const Block& block, uint64_t descriptor, int column, float (&out)[kDepth]) {
   for (int row = 0; row < kDepth; ++row) {
     float part[8];
@@ -102,7 +102,7 @@ void CheckDescriptor(const Block& block, uint64_t descriptor, bool of_rows, Plac
   }
 }
 
-// The descriptors must be the same in all threads of the warpgroup. `desc_a` is 0 for registers.
+// Fails if the descriptors differ between threads of the warpgroup. `desc_a` is 0 for registers.
 void CompareDescriptors(Block& block, Fiber& self, uint64_t desc_a, uint64_t desc_b, Place place) {
   const uint32_t number = ++self.issued_wgmmas;
   WgmmaDescriptors& of_group = block.wgmmas[self.linear / 128][number % kComparedWgmmas];

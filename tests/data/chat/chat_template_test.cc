@@ -11,7 +11,8 @@
 namespace halflife::data {
 namespace {
 
-// The rendered text, with bos as <s>, eos as </s>, and what an assistant writes in brackets.
+// Returns the rendered text, with bos as <s>, eos as </s>, and what an assistant writes in
+// brackets.
 std::string Marked(const std::string& name, const std::vector<ChatMessage>& messages,
                    GenerationPrompt prompt = GenerationPrompt::kOmit) {
   std::string text;

@@ -22,7 +22,7 @@ std::shared_ptr<Mark> Tail(const CUstream_st& stream) {
   return stream.queue.empty() ? nullptr : stream.queue.back().end;
 }
 
-// Work on the legacy default stream and on blocking streams runs in the order of the host's calls.
+// Orders work on the legacy default stream and on blocking streams by the host's calls.
 void OrderWithLegacyStream(Gpu& gpu, const CUstream_st& stream, Entry& entry) {
   const auto await = [&](const CUstream_st& other) {
     if (std::shared_ptr<Mark> tail = Tail(other)) entry.after.push_back(std::move(tail));
@@ -555,7 +555,7 @@ cudaError_t cudaMalloc(void** memory, size_t bytes) {
   return cudaSuccess;
 }
 
-// The memory stays allocated and is filled with NaN, so that a late reader finds wrong values.
+// Leaves the memory allocated and fills it with NaN, so that a late reader finds wrong values.
 cudaError_t cudaFree(void* memory) {
   World& world = TheWorld();
   Lock lock(world.mutex);

@@ -111,7 +111,7 @@ class World {
   Clock::time_point Soon() {
     return Clock::now() + std::chrono::nanoseconds(static_cast<int64_t>(1e3 * RandomUs()));
   }
-  // The stream that a handle means: null is the current device's legacy stream.
+  // Returns the stream of a handle: null is the current device's legacy stream.
   cudaStream_t Find(cudaStream_t stream);
   Gpu& current();
   // Adds to the virtual time of the calling rank. Threads that are no rank have none.
@@ -145,8 +145,8 @@ class World {
   std::thread executor_;
 };
 
-// The world that runs now, or the last one. There is one at a time, and none is ever destroyed,
-// because threads of a failed rank may still use its handles.
+// Returns the world that runs now, or the last one. There is one at a time, and none is ever
+// destroyed, because threads of a failed rank may still use its handles.
 World& TheWorld();
 int& CurrentDevice();    // of this thread
 Gpu*& CurrentRankGpu();  // of this thread; null if the thread is not a rank

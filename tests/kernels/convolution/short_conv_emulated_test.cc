@@ -33,8 +33,8 @@ std::string Name(const Case& c) {
          (c.silu ? "" : ", no SiLU") + ", rows " + std::to_string(c.stride()) + " apart";
 }
 
-// Lengths around runs of 16 and 32 tokens and below the number of taps; every number of taps;
-// channels in whole and partial packs.
+// Covers lengths around runs of 16 and 32 tokens and below the number of taps; every number of
+// taps; channels in whole and partial packs.
 std::vector<Case> Cases() {
   std::vector<Case> cases;
   for (const int64_t seq_len : {1, 5, 33, 70})

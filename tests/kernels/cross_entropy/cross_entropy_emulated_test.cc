@@ -27,7 +27,7 @@ constexpr Case kCases[] = {{2, 1},        {5, 3},           {3, 128},       {3, 
 struct Results {
   Array<float> loss, log_partition, logits;
 };
-// Every third row has no target. The targets of the others are the first, the last or another
+// Returns the targets: every third row has none. The others are the first, the last or another
 // token.
 std::vector<int64_t> TargetsOf(const Case& c) {
   std::vector<int64_t> targets;

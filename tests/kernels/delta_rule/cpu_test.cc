@@ -261,7 +261,7 @@ Values Added(Values a, const Values& b) {
   for (size_t i = 0; i < a.size(); ++i) a[i] += b[i];
   return a;
 }
-// Tokens [begin, end) of a problem with one row, without document starts.
+// Returns tokens [begin, end) of a problem with one row, without document starts.
 Problem Slice(const Problem& whole, int begin, int end) {
   Problem part = whole;
   part.config.T = end - begin;

@@ -154,7 +154,7 @@ inline Problem MakeProblem(Case config, uint64_t seed) {
   return {.config = std::move(config), .seed = seed, .data = std::move(p)};
 }
 
-// The part of a problem with one row that consists of tokens [begin, end) as sequence n.
+// Returns the part of a problem with one row that consists of tokens [begin, end) as sequence n.
 inline DeltaReferenceProblem SequenceProblem(const DeltaReferenceProblem& whole, int64_t begin,
                                              int64_t end, int64_t n) {
   DeltaReferenceProblem p = whole;
@@ -209,7 +209,8 @@ struct Difference {
   double relative = 0;  // root mean square of the errors, divided by that of `want`
   size_t worst = 0;
 };
-// NaN and infinity give an infinite difference. A tensor of zeros is compared absolutely.
+// Compares element by element. NaN and infinity give an infinite difference. A tensor of zeros is
+// compared absolutely.
 inline Difference Compare(const Values& got, const Values& want) {
   Difference d;
   double errors = 0, squares = 0, largest = -1;

@@ -38,7 +38,7 @@ struct Array {
     }
     return values;
   }
-  // A contiguous [B, T, heads, width]; absent if it is empty.
+  // Returns a contiguous [B, T, heads, width], or an absent view if the tensor is empty.
   TensorView View(int64_t T, int64_t heads, int64_t width) {
     TensorView view;
     view.data = data.empty() ? nullptr : data.data();

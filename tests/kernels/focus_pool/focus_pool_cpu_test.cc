@@ -32,7 +32,7 @@ FocusOutput Pool(const FocusProblem& p) {
   return test::RunFocus<T>(p, Kernels(), std::nan(""));
 }
 
-// Lengths, windows, widths and spreads around all chunk boundaries, in rotation.
+// Covers lengths, windows, widths and spreads around all chunk boundaries, in rotation.
 std::vector<FocusCase> Cases() {
   std::vector<FocusCase> cases;
   const std::vector<int64_t> dims = {1, 32, 64, 128, 7, 2, 96};
@@ -54,7 +54,7 @@ std::vector<FocusCase> Cases() {
   }
   return cases;
 }
-// Documents, initial states, masked tokens, several rows and heads.
+// Covers documents, initial states, masked tokens, and several rows and heads.
 std::vector<FocusCase> StateCases() {
   std::vector<FocusCase> cases;
   for (const int64_t seq_len : {1, 3, 66, 230})

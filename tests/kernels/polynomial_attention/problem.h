@@ -198,15 +198,17 @@ inline Answer RunKernel(const Problem& p, const RunConfig& run) {
   return answer;
 }
 
-// Root-mean-square error relative to that of `want`, or to `least`. NaN fails.
+// Returns the root-mean-square error relative to that of `want`, or to `least` if it is larger. NaN
+// fails.
 inline double RelativeError(const at::Tensor& got, const at::Tensor& want, double least = 1e-3) {
   const at::Tensor difference = got.to(at::kDouble) - want;
   const double error = difference.square().mean().item<double>(),
                size = want.square().mean().item<double>();
   return std::sqrt(error) / std::max(std::sqrt(size), least);
 }
-// A normalised dq or dk is a difference of terms of size 1, which cancel completely if a token sees
-// only itself. So the error is compared with at least a third of that size.
+// Compares each tensor. A normalised dq or dk is a difference of terms of size 1, which cancel
+// completely if a token sees only itself. So the error is compared with at least a third of that
+// size.
 inline void ExpectClose(const Answer& got, const Answer& want, double tolerance) {
   for (const auto& [name, tensor] : want) {
     ASSERT_TRUE(got.contains(name)) << name;
@@ -241,8 +243,8 @@ inline Answer GradientTerms(const Problem& p, const at::Tensor& out) {
   };
   return {{"dq", terms(squares, p.k)}, {"dk", terms(squares.transpose(2, 3), p.q)}};
 }
-// Root mean square over tokens of a gradient's error relative to the magnitude of its terms. NaN
-// fails.
+// Returns the root mean square over tokens of a gradient's error relative to the magnitude of its
+// terms. NaN fails.
 inline double ErrorOfTerms(const at::Tensor& got, const at::Tensor& want, const at::Tensor& terms) {
   const at::Tensor errors = (got.to(at::kDouble) - want).square().sum(3);
   return std::sqrt((errors / terms.square()).mean().item<double>());

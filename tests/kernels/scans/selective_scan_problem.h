@@ -64,8 +64,9 @@ struct ScanGot {
   Values y, final, dx, ddelta, ddelta_bias, dskip, da, db, dc, dinitial;
 };
 
-// Factors e^{step a} with errors of 2^-23 are multiplied over the lifetime of a state, up to a few
-// hundred tokens here, and as many terms are summed. The weights' gradients sum over all tokens.
+// Compares a kernel with the oracle. Factors e^{step a} with errors of 2^-23 are multiplied over
+// the lifetime of a state, up to a few hundred tokens here, and as many terms are summed. The
+// weights' gradients sum over all tokens.
 template <typename T>
 void ExpectOracle(const ScanProblem<T>& problem, const ScanGot& got) {
   constexpr double kFp32 = 2e-5;
@@ -83,8 +84,8 @@ void ExpectOracle(const ScanProblem<T>& problem, const ScanGot& got) {
     ExpectClose<float>("dinitial", got.dinitial, want.dinitial, kFp32);
 }
 
-// Lengths around tiles of 16 and 32 tokens and a GPU's segments of 128; channels around blocks of
-// 64 and 128; states around groups of 8.
+// Covers lengths around tiles of 16 and 32 tokens and a GPU's segments of 128; channels around
+// blocks of 64 and 128; states around groups of 8.
 inline std::vector<ScanCase> ScanCases() {
   std::vector<ScanCase> cases;
   for (const int64_t seq_len : {1, 2, 15, 16, 17, 31, 33, 70})

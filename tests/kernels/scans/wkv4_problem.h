@@ -83,9 +83,10 @@ struct WkvGot {
   Values out, p, q, o, dk, dv, dlog_decay, dbonus, dp, dq;
 };
 
-// Rounding errors of a weight: a factor e^w with an error of 2^-25 per token over about 150 tokens
-// of the slowest decay, exponents of up to a few times the largest key, and sums over as many
-// tokens for the gradients of decay and bonus. `fp32` allows for these.
+// Compares a kernel with the oracle. `fp32` allows for the rounding errors of a weight: a factor
+// e^w with an error of 2^-25 per token over about 150 tokens of the slowest decay, exponents of up
+// to a few times the largest key, and sums over as many tokens for the gradients of decay and
+// bonus.
 template <typename T>
 void ExpectOracle(WkvProblem<T>& problem, const WkvGot& got, bool initial, double fp32) {
   const WkvReferenceResult want = problem.Solve(got.o);
@@ -114,8 +115,8 @@ void ExpectOracle(WkvProblem<T>& problem, const WkvGot& got, bool initial, doubl
   ExpectClose<float>("ddenominator", got.dq, dq, fp32);
 }
 
-// Lengths around tiles of 16 tokens and a GPU's segments of 128; channels around blocks of 64;
-// large keys of both signs.
+// Covers lengths around tiles of 16 tokens and a GPU's segments of 128; channels around blocks of
+// 64; large keys of both signs.
 inline std::vector<WkvCase> WkvCases() {
   std::vector<WkvCase> cases;
   for (const int64_t seq_len : {1, 2, 15, 16, 17, 70})

@@ -55,7 +55,7 @@ class BuiltMixer {
   void Set(const std::string& name, const at::Tensor& value) {
     Bind(name, value.to((*this)[name].scalar_type()).reshape(spec(name).shape));
   }
-  // The same for a value of any dtype, which the parameter then has.
+  // Does the same for a value of any dtype, which the parameter then has.
   void Bind(const std::string& name, const at::Tensor& value) {
     parameters_.Bind(IndexOf(name), value);
   }

@@ -71,8 +71,8 @@ TEST(MambaTest, NamesItsParametersAsTransformers) {
 
 double StdDev(const at::Tensor& x) { return x.square().mean().sqrt().item<double>(); }
 
-// The bounds hold exactly. The standard deviation of uniform draws is bound / sqrt(3), within 5
-// standard errors, bound / sqrt(3) sqrt(0.2 / n).
+// Expects uniform values. The bounds hold exactly. The standard deviation of uniform draws is bound
+// / sqrt(3), within 5 standard errors, bound / sqrt(3) sqrt(0.2 / n).
 void ExpectUniform(const Layer& layer, const std::string& name, double bound) {
   const at::Tensor& x = layer[name];
   EXPECT_LE(x.abs().max().item<double>(), bound * (1 + 1e-6)) << name;

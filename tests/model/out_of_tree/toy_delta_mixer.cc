@@ -34,7 +34,7 @@ class DeltaRule : public TokenRecurrence {
   StateShape state_shape() const override { return shape_; }
 
   std::vector<at::Tensor> Weights() const override { return {*beta_}; }
-  // {q, k, v [B, T, H, K or V], beta [B, T, H, 1]}
+  // Returns {q, k, v [B, T, H, K or V], beta [B, T, H, 1]}.
   std::vector<at::Tensor> Prepare(const RecurrenceInputs& inputs) const override {
     const auto wide = [](const at::Tensor& x) { return x.to(ops::ComputeType(x)); };
     const at::Tensor k = wide(inputs.k.x);

@@ -108,8 +108,8 @@ at::Tensor RunCase(const Case& c, const at::Tensor& x, const at::Tensor& weight,
   return ShortConv(in);
 }
 
-// Lengths around blocks of 64 tokens and below the number of taps, every number of taps, and each
-// with and without bias and SiLU.
+// Covers lengths around blocks of 64 tokens and below the number of taps, and every number of taps,
+// each with and without bias and SiLU.
 std::vector<Case> Cases() {
   std::vector<Case> cases;
   for (const int64_t seq_len : {1, 2, 5, 63, 64, 65, 67, 150})

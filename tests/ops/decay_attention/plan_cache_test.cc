@@ -46,7 +46,7 @@ Question Layer() {
   return question;
 }
 
-// Whether the plan of this question was made anew.
+// Returns true if the plan for this question was not in the cache.
 bool IsNew(DecayPlanCache& cache, const Question& question) {
   bool is_new = false;
   cache.Find(question, [&](const DecayAttentionPlan&) { is_new = true; });

@@ -108,7 +108,7 @@ inline DecayProblem MakeProblem(const ProblemShape& shape, uint64_t seed, at::Sc
   return problem;
 }
 
-// One token of inputs, for a step.
+// Returns one token of inputs, for a step.
 inline ops::DecayAttentionStepInputs TokenAt(const ops::DecayAttentionInputs& in, int64_t t) {
   const auto token = [t](const at::Tensor& x) { return x.defined() ? x.select(1, t) : x; };
   const bool constant = !in.log_decay.defined() || in.log_decay.dim() <= 2;

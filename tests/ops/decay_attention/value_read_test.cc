@@ -45,7 +45,7 @@ at::Tensor Starts(const Shape& shape) {
   return test::Uniform({shape.batch, shape.seq_len}, 6) < (shape.documents ? 0.1 : -1);
 }
 
-// The recurrence, token by token.
+// Computes the recurrence, token by token.
 DecayValueReadOutput ByToken(const DecayValueReadInputs& in, const Shape& shape) {
   const int64_t group = shape.heads / shape.kv_heads;
   const auto repeated = [&](const at::Tensor& x) { return x.repeat_interleave(group, 2); };

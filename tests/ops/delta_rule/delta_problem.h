@@ -82,7 +82,7 @@ inline DeltaProblem MakeDeltaProblem(const DeltaShape& shape, uint64_t seed,
   return problem;
 }
 
-// The recurrence, in the dtype of the inputs.
+// Computes the recurrence in the dtype of the inputs.
 inline ops::DeltaRuleOutput DeltaRecurrence(const ops::DeltaRuleInputs& in,
                                             const at::Tensor& starts, double scale) {
   const int64_t seq_len = in.v.size(1), value_heads = in.v.size(2);
@@ -144,7 +144,7 @@ inline DeltaAnswer AnswerOf(
   return answer;
 }
 
-// The answer of the implementation that the operation selects on the CPU.
+// Returns the answer of the implementation that the operation selects on the CPU.
 inline DeltaAnswer DeltaRuleAnswer(const DeltaProblem& problem) {
   return AnswerOf(
       problem, [&](const ops::DeltaRuleInputs& in) { return ops::DeltaRule(in, problem.scale); });

@@ -36,7 +36,7 @@ class DeltaRuleGpuTest
   static at::Tensor OnGpu(const at::Tensor& x, at::ScalarType type) {
     return x.defined() ? x.to(at::kCUDA, type) : x;
   }
-  // The inputs in the parameter's dtype on the GPU. `in` becomes the same numbers in fp64.
+  // Returns the inputs in the parameter's dtype on the GPU. `in` becomes the same numbers in fp64.
   static DeltaRuleInputs Moved(DeltaRuleInputs& in) {
     for (at::Tensor* x : {&in.q, &in.k, &in.v}) *x = x->to(dtype()).to(at::kDouble);
     for (at::Tensor* x : {&in.log_decay, &in.beta, &in.initial_state})

@@ -90,7 +90,7 @@ TEST_P(DeltaRuleTest, DocumentsOfRandomLengthsAreSeparate) {
   }
 }
 
-// The tokens [begin, end) of a row as a problem of their own, without an initial state.
+// Returns the tokens [begin, end) of a row as a problem of their own, without an initial state.
 DeltaProblem NarrowTokens(const DeltaProblem& whole, int64_t begin, int64_t end) {
   DeltaProblem part = whole;
   DeltaRuleInputs& in = part.inputs;
@@ -105,8 +105,8 @@ struct RowCut {
   std::vector<int64_t> document_starts;
   int64_t seq_len = 0;
 };
-// Documents of 1, 2, 63, 64 and 65 tokens, from an offset on, so that starts fall on every kind of
-// place in a chunk.
+// Cuts a row into documents of 1, 2, 63, 64 and 65 tokens, from an offset on, so that starts fall
+// on every kind of place in a chunk.
 RowCut CutRow(int64_t offset) {
   RowCut cut;
   int64_t position = offset;
@@ -182,7 +182,7 @@ TEST_P(DeltaRuleTest, SequencesOfOneRowHaveTheirOwnStates) {
   ExpectSameAnswer(Answer(problem), want);
 }
 
-// The problem with all tensors in another type.
+// Returns the problem with all tensors in another type.
 DeltaProblem ToStorage(DeltaProblem problem, at::ScalarType dtype) {
   DeltaRuleInputs& in = problem.inputs;
   for (at::Tensor* x : {&in.q, &in.k, &in.v, &in.log_decay, &in.beta, &in.initial_state,

@@ -26,7 +26,7 @@ using test::MakeDeltaProblem;
 
 constexpr int64_t kSeqLen = 150;
 
-// The tokens of one rank.
+// Returns the tokens of one rank.
 DeltaProblem SliceOf(const DeltaProblem& whole, int64_t begin, int64_t length) {
   DeltaProblem part = whole;
   DeltaRuleInputs& in = part.inputs;
@@ -70,7 +70,8 @@ DeltaAnswer OverRanks(const DeltaProblem& whole, const CutOptions& options) {
   return joined;
 }
 
-// The answer of whole rows without an initial state and without a gradient of the final one.
+// Returns the answer of whole rows without an initial state and without a gradient of the final
+// one.
 DeltaAnswer WholeRows(const DeltaProblem& problem) {
   DeltaProblem whole = problem;
   whole.inputs.initial_state.reset();

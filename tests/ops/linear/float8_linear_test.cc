@@ -33,7 +33,7 @@ double RoundedToE4m3(double x) {
   return std::nearbyint(x / quantum) * quantum;
 }
 
-// The rows of x [rows, width] rounded to e4m3, in fp64.
+// Returns the rows of x [rows, width] rounded to e4m3, in fp64.
 at::Tensor RoundedRows(const at::Tensor& x) {
   at::Tensor rounded = x.detach().to(at::kDouble).contiguous().clone();
   const at::Tensor largest = std::get<0>(rounded.abs().max(1));
@@ -47,8 +47,8 @@ at::Tensor RoundedRows(const at::Tensor& x) {
   return rounded;
 }
 
-// Numbers of both signs in [1/4, 1). They stay multiples of 2^-5 when they are rounded, so that
-// sums of up to 2^13 products are exact in fp32, in any order.
+// Draws numbers of both signs in [1/4, 1). They stay multiples of 2^-5 when they are rounded, so
+// that sums of up to 2^13 products are exact in fp32, in any order.
 at::Tensor NarrowRange(std::vector<int64_t> shape, uint64_t seed) {
   const at::Tensor u = test::Uniform(shape, seed) * 1.5 - 0.75;
   return (u + at::where(u < 0, -0.25, 0.25)).to(at::kBFloat16);
@@ -105,8 +105,8 @@ struct Float8Layer {
   at::Tensor Weight() const { return at::cat(weights, 0).detach(); }
 };
 
-// The gradient of x: one rounded product per weight, each of which has scales of its own, added in
-// bf16.
+// Returns the gradient of x: one rounded product per weight, each of which has scales of its own,
+// added in bf16.
 at::Tensor RoundedInputGradient(const Float8Layer& layer) {
   at::Tensor dx;
   int64_t column = 0;

@@ -83,8 +83,8 @@ at::Tensor Product(const at::Tensor& dy, const at::Tensor& x) {
   return dweight.Values({dy.size(1), x.size(1)});
 }
 
-// A sum of T products in blocks of 128 has at most 128 + T / 128 roundings per element, each of
-// half an ulp of the sum of the terms' magnitudes.
+// Expects the product within the error of a sum of T products in blocks of 128: at most 128 + T /
+// 128 roundings per element, each of half an ulp of the sum of the terms' magnitudes.
 void ExpectProduct(int64_t tokens, int64_t outs, int64_t ins) {
   SCOPED_TRACE(testing::Message() << tokens << " tokens, [" << outs << ", " << ins << "], "
                                   << omp_get_max_threads() << " threads");

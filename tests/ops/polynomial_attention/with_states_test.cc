@@ -13,7 +13,7 @@ using namespace test;
 
 class PolynomialWithStatesTest : public testing::TestWithParam<Kernel> {
  protected:
-  // Rows with document starts inside, at the first token, at the last token, and with none.
+  // Returns rows with document starts inside, at the first token, at the last token, and with none.
   std::vector<Problem> Problems() const {
     std::vector<Problem> problems;
     for (const bool states : {false, true})

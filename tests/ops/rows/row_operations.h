@@ -42,8 +42,8 @@ inline Tensors To(at::ScalarType dtype, Tensors tensors) {
   return tensors;
 }
 
-// The buffer of a gradient of `width` columns between other columns of a matrix. Its rows are
-// aligned for kernels that access packs if the width is a multiple of 16.
+// Returns the buffer of a gradient of `width` columns between other columns of a matrix. Its rows
+// are aligned for kernels that access packs if the width is a multiple of 16.
 inline ops::ColumnSlice Columns(int64_t width) {
   const int64_t before = width % 16 == 0 ? 8 : 3;
   return {.columns = std::make_shared<ops::SharedMatrix>(std::vector<int64_t>{before, width, 8}),
@@ -74,7 +74,7 @@ inline std::vector<RowOperation::Shape> Widths(int64_t rows, const std::vector<i
   return shapes;
 }
 
-// Layer norms of two parts as one row. The second has no beta.
+// Returns the layer norms of two parts as one row. The second has no beta.
 inline at::Tensor TwoLayerNorms(const Tensors& in) {
   return at::cat(ops::LayerNorms({{.x = in[0], .gamma = in[2], .beta = in[3]},
                                   {.x = in[1], .gamma = in[4], .beta = {}}},
@@ -149,7 +149,8 @@ inline std::vector<RowOperation> UnitNorms() {
            /*roundings=*/2}};
 }
 
-// The decay and beta as one row, of heads with one decay and of four heads with one per channel.
+// Returns the decay and beta as one row, of heads with one decay and of four heads with one per
+// channel.
 inline std::vector<RowOperation> DeltaGates() {
   std::vector<RowOperation> gates;
   for (const double bound : {0.0, -5.0})
@@ -188,8 +189,8 @@ inline std::vector<RowOperation> DeltaGates() {
   return gates;
 }
 
-// The step and the log decay as one row. The variant with limits writes the gradient of x to
-// columns of a matrix, and the last one reads columns.
+// Returns the step and the log decay as one row. The variant with limits writes the gradient of x
+// to columns of a matrix, and the last one reads columns.
 inline std::vector<RowOperation> StepGates() {
   const auto run = [](const ops::StepGateConfig& config, int64_t first) {
     return [=](const Tensors& in) {
@@ -434,8 +435,8 @@ inline std::vector<RowOperation> FocusHeads() {
   return heads;
 }
 
-// Documents of two sequences: one starts with the slice (and hides the tail), others start inside
-// it, at neighbouring tokens and around the first token of a block of 64.
+// Returns the document starts of two sequences: one starts with the slice (and hides the tail),
+// others start inside it, at neighbouring tokens and around the first token of a block of 64.
 inline at::Tensor DocumentStarts(int64_t seq_len) {
   at::Tensor starts = at::zeros({2, seq_len}, at::kBool);
   if (seq_len > 0) starts[0][0] = true;
@@ -540,7 +541,7 @@ inline std::vector<RowOperation> Dropouts() {
            Widths(100, {6, 37, 64, 1001}), 1e-6}};
 }
 
-// Three convolutions in one pass, of columns of a matrix and of a dense one.
+// Returns three convolutions in one pass, of columns of a matrix and of a dense one.
 inline at::Tensor ThreeShortConvs(const Tensors& in) {
   const at::Tensor starts = DocumentStarts(in[0].size(1)).to(in[0].device());
   const at::Tensor documents = starts.to(at::kLong).cumsum(1);

@@ -27,7 +27,7 @@ at::Tensor Unit(const at::Tensor& x) {
 }
 at::Tensor LogDecay(const at::Tensor& raw) { return at::sigmoid(raw) * -std::exp(-0.5); }
 
-// Inputs with the ranges that RWKV-7 has.
+// Draws inputs with the ranges that RWKV-7 has.
 Wkv7Inputs Random(int64_t seq_len, at::ScalarType dtype = at::kDouble) {
   const std::vector<int64_t> keys = {kBatch, seq_len, kHeads, kDimK},
                              values = {kBatch, seq_len, kHeads, kDimV};
@@ -47,7 +47,7 @@ Tensors Leaves(const Wkv7Inputs& in) {
   return {in.r, in.log_decay, in.k, in.v, in.a, in.b, in.initial};
 }
 
-// The recurrence, token by token.
+// Computes the recurrence, token by token.
 Wkv7Output Steps(const Wkv7Inputs& in) {
   at::Tensor state = in.initial;
   Tensors outputs;

@@ -89,7 +89,7 @@ SegmentSummary Summary(const Tensors& inputs) {
   return {.own = DeltaRule(inputs, {}).after, .transition_matrix = a};
 }
 
-// The output, then the gradients of all inputs, for dL/d(output) = 2 output.
+// Returns the output, then the gradients of all inputs, for dL/d(output) = 2 output.
 Tensors WholeRows(const Problem& problem) {
   Tensors leaves;
   for (const at::Tensor& x : problem.inputs) leaves.push_back(x.detach().requires_grad_(true));
@@ -174,7 +174,7 @@ TEST_P(DenseTransition, StrategiesGiveTheSameBits) {
   }
 }
 
-// A summary with values [N, C, K, V] and [N, C, K], and a dense or a diagonal transition.
+// Returns a summary with values [N, C, K, V] and [N, C, K], and a dense or a diagonal transition.
 SegmentSummary MakeSummary(bool dense) {
   const at::Tensor log = -Normal({kRows, kHeads, 5}, 7).square();
   SegmentSummary summary = {

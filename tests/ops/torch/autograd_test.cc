@@ -92,7 +92,8 @@ TEST(Autograd, RunsASecondBackwardOnlyWhereTheGraphIsRetained) {
               HasSubstr("backward through the graph a second time"));
 }
 
-// Two outputs, 2 a and 3 b, where b may be missing. `seen` records what the backward received.
+// Returns two outputs, 2 a and 3 b, where b may be missing. `seen` records what the backward
+// received.
 Tensors Multiples(const at::Tensor& a, const at::Tensor& b, bool undefined_grads,
                   BackwardCall& seen, size_t num_constant = 0) {
   const auto forward = [&]() -> Forwarded {

@@ -93,7 +93,8 @@ double ToleranceOf(at::ScalarType dtype) {
 using Reader = std::function<at::Tensor(const std::vector<LinearPart>& parts,
                                         const std::vector<at::Tensor>& weights)>;
 
-// The reader's gradients by columns equal those by copies, except for the order of sums.
+// Expects that the reader's gradients by columns equal those by copies, except for the order of
+// sums.
 void ExpectSameGradients(const Reader& reader, const std::vector<int64_t>& widths,
                          const std::vector<at::Tensor>& weights) {
   int64_t width = 0;

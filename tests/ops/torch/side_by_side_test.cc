@@ -18,7 +18,7 @@ using test::BitEqual;
 using test::Normal;
 using testing::ElementsAre;
 
-// Matrices [rows, 4] at these rows of one memory block.
+// Returns matrices [rows, 4] at these rows of one memory block.
 std::vector<at::Tensor> RowsOf(const at::Tensor& memory, const std::vector<int64_t>& begins,
                                const std::vector<int64_t>& counts) {
   std::vector<at::Tensor> matrices;

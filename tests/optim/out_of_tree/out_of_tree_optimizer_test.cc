@@ -64,7 +64,7 @@ class LionRun : public TrainingRuns {
  protected:
   LionRun() : TrainingRuns(kRecipe) {}
 
-  // Every array of a step, in the order of the manifest.
+  // Returns every array of a step, in the order of the manifest.
   std::vector<std::vector<float>> ArraysOf(uint64_t step) const {
     const ckpt::StepReader reader = Open(step);
     std::vector<std::vector<float>> arrays;

@@ -7,8 +7,8 @@
 
 namespace halflife::kernels::test {
 
-// Whether the kernels can run: always in the emulator. On a GPU, 8 requires compute capability 8.0
-// or higher, and 9 requires 9.x. Tests skip if the kernels cannot run.
+// Returns true if the kernels can run: always in the emulator. On a GPU, 8 requires compute
+// capability 8.0 or higher, and 9 requires 9.x. Tests skip if the kernels cannot run.
 bool CanRun(int major);
 
 struct MmaCase {
@@ -82,8 +82,8 @@ void RunMmaProduct(Product& product);
 
 // ---- sm_90a ----
 
-// The same product with TMA in two stages, issued by one producer warp, and wgmma. Operand a comes
-// from shared memory or from registers.
+// Computes the same product with TMA in two stages, issued by one producer warp, and wgmma. Operand
+// a comes from shared memory or from registers.
 void RunWgmmaProduct(Product& product, bool a_in_registers);
 
 // Loads the box of 64 x 16 at (row, col) of a matrix [rows, cols]. Returns its layout in shared
@@ -99,7 +99,7 @@ void RunTma(TmaCase& io);
 inline constexpr int kBulkFirst = 68, kBulkSecond = 4;
 std::vector<uint32_t> RunBulkLoad(const std::vector<uint32_t>& words);
 
-// The same product with tiles that ordinary stores write, a proxy fence and wgmma.
+// Computes the same product with tiles that ordinary stores write, a proxy fence and wgmma.
 void RunStoredProduct(Product& product);
 void RunProductOfRows(Product& product);  // the second operand is stored by rows
 

@@ -271,7 +271,7 @@ TEST_F(Wrappers, NamedBarriersHandOverAndHalvesShuffle) {
   for (int lane = 0; lane < 16; ++lane) EXPECT_EQ(io.half_sums[lane], 120);
 }
 
-// Small whole numbers, so that every product and sum is exact.
+// Draws small whole numbers, so that every product and sum is exact.
 Product MakeProduct(int depth) {
   Product product{depth, {}, {}, std::vector<float>(64 * 64, -1)};
   for (int i = 0; i < 64 * depth; ++i) {

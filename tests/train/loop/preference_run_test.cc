@@ -27,7 +27,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The preferred answer repeats the prompt's letter, and the rejected one does not.
+// Returns pairs in which the preferred answer repeats the prompt's letter, and the rejected one
+// does not.
 std::string MakePairs(int count) {
   const RandomKey key = MakeRandomKey(5, RandomPurpose::kTest, 3);
   std::string lines;

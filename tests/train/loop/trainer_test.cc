@@ -172,7 +172,7 @@ class BlendTest : public TrainerTest {
                   "]");
   }
   ckpt::DataCursor CursorOf(int64_t step) const { return Open(step).state().data; }
-  // The arrays of a checkpoint of one rank.
+  // Returns the arrays of a checkpoint of one rank.
   std::string Arrays(int64_t step) const {
     return ReadFile(folder_ / "ckpt" / ckpt::StepName(step) / "rank_00000.safetensors",
                     ExitCode::kInternal)

@@ -81,7 +81,7 @@ class TrainingRuns : public testing::Test {
                            .sample_text = run.sample_text},
                           log_, run.world);
   }
-  // A step of the usual run folder.
+  // Opens a step of the run's checkpoint folder.
   ckpt::StepReader Open(uint64_t step) const {
     return ckpt::StepReader::Open(folder_ / "ckpt" / ckpt::StepName(step));
   }

@@ -56,7 +56,7 @@ class ZeroMeshes : public TrainingRuns {
                                 .sample_text = sample_text});
   }
 
-  // The losses and validation losses of the last attempt, by step.
+  // Returns the losses and validation losses of the last attempt, by step.
   static std::map<std::pair<int, std::string>, double> Losses(const fs::path& folder) {
     std::map<std::pair<int, std::string>, double> losses;
     std::ifstream file(folder / "metrics.jsonl");

@@ -205,8 +205,8 @@ void ExpectAttentionKernels(int64_t head_dim, int64_t head_dim_v, bool drops = f
   }
 }
 
-// Whole bf16 rows without an initial state use the pairwise tensor-core kernel. fp32 rows use the
-// recurrent (per-token) kernel.
+// Expects the pairwise tensor-core kernel for whole bf16 rows without an initial state, and the
+// recurrent (per-token) kernel for fp32 rows.
 void ExpectPairs(const RunConfig& config, bool in_fp32) {
   EXPECT_EQ(config.train.precision != "bf16", in_fp32);
   kernels::PolynomialAttentionArgs args;

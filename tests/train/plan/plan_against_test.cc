@@ -17,7 +17,7 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-// A step of 100 ms that waits for 20 ms, and a rank that uses 30 GB.
+// Returns a plan with a step of 100 ms that waits for 20 ms, and a rank that uses 30 GB.
 ClusterPlan SmallPlan() {
   ClusterPlan plan;
   plan.step_s = 0.1;

@@ -17,7 +17,7 @@
 namespace halflife::train {
 namespace {
 
-// Two rows of 24 tokens: one with two pairs and padding, one with a pair that fills it.
+// Returns two rows of 24 tokens: one with two pairs and padding, one with a pair that fills it.
 data::Batch PairBatch() {
   data::Batch batch = {.batch_size = 2, .seq_len = 24, .cu_seqlens = {0, 5, 9, 14, 20, 24, 36, 48}};
   for (int32_t t = 0; t < 48; ++t) {
@@ -73,7 +73,7 @@ TEST(PairRows, AddsUpManyAnswers) {
   EXPECT_TRUE(sums.equal(at::tensor(wanted, at::kDouble).view({1, kPairs, 2})));
 }
 
-// The formulas of the papers as differentiable operations.
+// Computes the formulas of the papers with differentiable operations.
 at::Tensor LossByFormula(const PreferenceConfig& config, const at::Tensor& policy,
                          const at::Tensor& reference, const at::Tensor& lengths) {
   const at::Tensor divisor = config.loss == "ipo" ? lengths.clamp_min(1) : at::ones_like(lengths);

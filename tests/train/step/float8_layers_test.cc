@@ -20,7 +20,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
 
-// The names of a block's FP8 weights, without the block's prefix.
+// Returns the names of a block's FP8 weights, without the block's prefix.
 std::vector<std::string> NamesOfFloat8(const RunConfig& config) {
   const model::LanguageModel model(config.model);
   const std::vector<dist::ParamSpec>& specs = model.parameters().specs();

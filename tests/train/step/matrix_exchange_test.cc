@@ -82,8 +82,8 @@ float Transformed(const WholeMatrix& matrix, const float* values, int64_t i) {
   return sum + 1000 * static_cast<float>(i) + values[i];
 }
 
-// Every rank stages the numbers of its elements in the arena. Each element must come back as if one
-// rank had transformed the whole matrix.
+// Expects that each element comes back as if one rank had transformed the whole matrix. Every rank
+// stages the numbers of its elements in the arena.
 void ExpectExchange(int num_ranks, bool per_head, int64_t batch_elements) {
   SCOPED_TRACE(Concat(num_ranks, " ranks, per_head ", per_head, ", batches of ", batch_elements));
   const dist::ParameterLayout layout = Layout(num_ranks);

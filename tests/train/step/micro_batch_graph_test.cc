@@ -92,7 +92,7 @@ class PackedMicroBatchGraph : public testing::Test {
     batch.num_targets = 2 * seq_len;
     return eval::ToTensors(batch, at::kCPU);
   }
-  // Depends on everything that follows from the documents.
+  // Returns a value that depends on everything that follows from the documents.
   static at::Tensor ReadDocuments(const eval::BatchTensors& batch) {
     const model::SequenceSlice& slice = batch.slice;
     double sum = batch.inputs.sum().item<double>() + slice.positions.square().sum().item<double>();

@@ -85,7 +85,7 @@ void ExpectSameGradients(const std::map<std::string, at::Tensor>& got,
 // How the gradients of micro-batches are accumulated.
 enum class Way : uint8_t { kDefault, kLaunched, kReplayed };
 
-// Micro-batches with other tokens each. With `packed`, each second one has rows of several
+// Returns micro-batches with other tokens each. With `packed`, every second one has rows of several
 // documents, which start at other places each time.
 data::Batch BatchOf(int step, bool packed) {
   data::Batch batch{.batch_size = 2, .seq_len = 150, .cu_seqlens = {0, 150, 300}};
@@ -138,9 +138,10 @@ Outcome Accumulate(const model::ModelConfig& config, Device device, Way way, boo
   return Outcome{loss, GradientsOf(arena)};
 }
 
-// Two of three micro-batches are replayed. Where documents may start within rows, two recordings
-// are replayed in turn: of rows with one document each, and of rows with documents that differ
-// between micro-batches. The same kernels on the same numbers give the same bits.
+// Expects the bits of launches from replays, because the same kernels run on the same numbers. Two
+// of three micro-batches are replayed. Where documents may start within rows, two recordings are
+// replayed in turn: of rows with one document each, and of rows with documents that differ between
+// micro-batches.
 void ExpectSameBits(const std::string& mixer, Device device, const std::vector<Way>& ways) {
   const model::ModelConfig config = {
       .model_dim = 64, .num_layers = 2, .dropout = 0.1, .mixer = model::TestForms(mixer).front()};

@@ -12,7 +12,7 @@
 namespace halflife::kernels::cpu {
 namespace {
 
-// Terms of many magnitudes, so that another order of additions changes bits.
+// Returns terms of many magnitudes, so that another order of additions changes bits.
 template <typename C>
 std::vector<C> Terms(int64_t count, int64_t seed) {
   std::vector<C> terms(count);

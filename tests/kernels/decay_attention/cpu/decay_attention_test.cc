@@ -353,8 +353,8 @@ TEST(DecayAttentionCpu, NormalisedOutputsAreAverages) {
   }
 }
 
-// The summary of a whole sequence is its final state from a zero initial state, and dL/d(initial
-// state) for a zero dL/d(final state).
+// Expects that the summary of a whole sequence is its final state from a zero initial state, and
+// that of the backward dL/d(initial state) for a zero dL/d(final state).
 void ExpectSummaries(const RandomProblem& problem, const RunConfig& config) {
   const ProblemConfig& c = problem.config;
   CpuCall<double> setup(problem, config);

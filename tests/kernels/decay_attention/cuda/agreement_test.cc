@@ -19,7 +19,8 @@ void RunOnCpu(Problem& problem) {
   cpu::Backward(grads, plan);
 }
 
-// The bounds are those of CUDA against the oracle. The CPU's fp32 operands need no more.
+// Compares CUDA with the CPU within the bounds of CUDA against the oracle. The CPU's fp32 operands
+// need no larger ones.
 void ExpectAgreement(const ProblemShape& shape) {
   SCOPED_TRACE(shape.Name());
   Problem on_cuda(shape), on_cpu(shape);

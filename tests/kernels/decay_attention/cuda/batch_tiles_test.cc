@@ -12,8 +12,8 @@ namespace {
 constexpr DecayKind kKinds[] = {DecayKind::kNone, DecayKind::kPerHead, DecayKind::kPerHeadChannel,
                                 DecayKind::kPerToken, DecayKind::kPerTokenChannel};
 
-// Five rows in batch tiles of 1, 2 and 2, with 2 x 2 slices, shared heads, and initial and final
-// states.
+// Returns five rows in batch tiles of 1, 2 and 2, with 2 x 2 slices, shared heads, and initial and
+// final states.
 ProblemShape InTurns(DecayKind kind) {
   return {.batch = 5,
           .seq_len = kSlow ? 17 : 70,

@@ -57,7 +57,8 @@ void ExpectWithinBounds(const ProblemShape& shape) {
   EXPECT_TRUE(forward.intact() && backward.intact() && states.intact()) << "summaries";
 }
 
-// Shared heads and a constant decay have partial sums in the workspace. The sizes fill no tile.
+// Returns sizes that fill no tile. Shared heads and a constant decay have partial sums in the
+// workspace.
 ProblemShape Ragged(DecayKind kind, int num_segments) {
   ProblemShape shape = {.batch = 2, .seq_len = 333, .heads = 2, .dim_k = 44, .dim_v = 52};
   shape.kind = kind;

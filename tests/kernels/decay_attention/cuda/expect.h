@@ -27,11 +27,11 @@ inline constexpr bool kSanitized = true;
 inline constexpr bool kSanitized = kSlow;
 #endif
 
-// The factor on a bound if the scan over a column of ones and the scan over V both contribute.
-// Their gradients are subtracted: for random problems with positive keys and queries, the parts are
-// 1.9 and 1.6 times as large as dq in the root mean square, so the error is sqrt(1.9^2 + 1.6^2)
-// times that of one part. The gradient of the ones is linear in out. The bound of out is 5e-3, that
-// of a state 4e-3: sqrt(5^2 + 4^2) / 4.
+// Returns the factor on a bound if the scan over a column of ones and the scan over V both
+// contribute. Their gradients are subtracted: for random problems with positive keys and queries,
+// the parts are 1.9 and 1.6 times as large as dq in the root mean square, so the error is
+// sqrt(1.9^2 + 1.6^2) times that of one part. The gradient of the ones is linear in out. The bound
+// of out is 5e-3, that of a state 4e-3: sqrt(5^2 + 4^2) / 4.
 inline double NormaliserFactor(const std::string& name) {
   if (name == "dinitial_norm") return 1.6;
   for (const char* const both : {"dq", "dk", "dlog_decay", "dlambda", "dkey_scale"})
@@ -39,8 +39,8 @@ inline double NormaliserFactor(const std::string& name) {
   return 1;
 }
 
-// Relative root mean square errors. bf16: from rounded operands and outputs. fp32 token by token:
-// from sums over a few hundred tokens.
+// Returns the bound on the relative root mean square error of an array. bf16: from rounded operands
+// and outputs. fp32 token by token: from sums over a few hundred tokens.
 //
 // fp32 on tensor cores, with two terms per operand (kernels/common/cuda/tiles.cuh): the rounding of
 // hi is uniform in +-2^-8 of the number's power of two, which is 2^-8 / sqrt(3) = 2.3e-3 in the
@@ -75,7 +75,7 @@ struct OperandRoute {
 inline constexpr OperandRoute kOperandRoutes[] = {
     {DType::kBF16, false}, {DType::kF32, false}, {DType::kF32, true}};
 
-// Lengths around base blocks (8 tokens), tiles (16) and chunks (64).
+// Returns lengths around base blocks (8 tokens), tiles (16) and chunks (64).
 inline std::vector<int> Lengths() {
   if (kSlow) return {1, 17, 63, 64, 65};
   return {1, 7, 8, 15, 16, 17, 63, 64, 65, 127, 128, 130, 300};
@@ -117,8 +117,8 @@ inline void ExpectSameTokens(const Tensor& a, const Tensor& b, int begin, int en
       for (int c = 0; c < a.width(); ++c) ASSERT_EQ(a.Get(0, t, h, c), b.Get(0, t, h, c)) << t;
 }
 
-// A changed gradient of one token's output affects its own query, and the keys, values and decays
-// up to this token.
+// Expects that a changed gradient of one token's output affects only its own query and the keys,
+// values and decays up to this token.
 inline void ExpectGradientsKnowLaterOutputsOnly(const ProblemShape& shape, int token) {
   SCOPED_TRACE(Concat(shape.Name(), " token ", token));
   Problem before(shape), after(shape);

@@ -61,8 +61,8 @@ TEST(CudaFar, RowsTokenByToken) {
   ExpectFarIsDense(shape);
 }
 
-// Tokens at the end of a row of 2^31 - 1. The per-token backward is excluded, because it sums
-// slices over all tokens.
+// Expects the same bits at the end of a row of 2^31 - 1 tokens as in a short row. The per-token
+// backward is excluded, because it sums slices over all tokens.
 void ExpectLateIsDense(const ProblemShape& shape, bool backward) {
   SCOPED_TRACE(shape.Name());
   Problem problem(shape);

@@ -34,10 +34,10 @@ double RoundingBound(const std::string& name) {
   return 1.2 * kRounding * std::sqrt(roundings);
 }
 
-// The magnitude of each head's gradient of a constant decay without the cancellation between the
-// columns of V: the root of the sum of squares of the columns' own gradients, each of which has
-// independent signs. The error of a sum of rounded terms is proportional to this magnitude, not to
-// the sum, which may be any amount smaller.
+// Returns the magnitude of each head's gradient of a constant decay without the cancellation
+// between the columns of V: the root of the sum of squares of the columns' own gradients, each of
+// which has independent signs. The error of a sum of rounded terms is proportional to this
+// magnitude, not to the sum, which may be any amount smaller.
 std::vector<double> SizesOfConstantGradients(const RandomProblem& problem) {
   const ProblemConfig& c = problem.config;
   std::vector<double> sizes;
@@ -65,7 +65,8 @@ std::vector<double> SizesOfConstantGradients(const RandomProblem& problem) {
   return sizes;
 }
 
-// The largest error of a constant decay's gradient, relative to its size without cancellation.
+// Returns the largest error of a constant decay's gradient, relative to its size without
+// cancellation.
 double ErrorOfConstantGradient(const Problem& problem) {
   const Values got = problem.Collect(/*backward=*/true).at("dlambda"),
                want = Reference(problem.values()).at("dlambda");

@@ -126,7 +126,8 @@ TEST(CudaSegment, DocumentsAndPackedSequences) {
       {.seq_len = 600, .heads = 1, .num_segments = 2, .cu_seqlens = {0, 0, 64, 70, 600}});
 }
 
-// A segment's summary is consistent with a whole scan: S_out = exp(log_transition) S_in + state.
+// Expects that a segment's summary is consistent with a whole scan: S_out = exp(log_transition)
+// S_in + state.
 void ExpectSummaries(ProblemShape shape) {
   SCOPED_TRACE(shape.Name());
   Problem problem(shape);

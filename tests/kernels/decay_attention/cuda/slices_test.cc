@@ -15,7 +15,7 @@ namespace {
 constexpr DecayKind kKinds[] = {DecayKind::kNone, DecayKind::kPerHead, DecayKind::kPerHeadChannel,
                                 DecayKind::kPerToken, DecayKind::kPerTokenChannel};
 
-// 2 x 3 slices, of which only the first of each dimension is full.
+// Returns a problem of 2 x 3 slices, of which only the first of each dimension is full.
 ProblemShape Sliced(DecayKind kind) {
   return {.seq_len = kSlow ? 20 : 70,
           .heads = 1,

@@ -18,7 +18,7 @@ void ExpectUnusedChunksChangeNothing(const ProblemShape& shape) {
   ExpectSameBits(GradientsWith(shape, 13), GradientsWith(shape, 0));
 }
 
-// Two rows with documents that start within them. Heads share operands and decays.
+// Returns two rows with documents that start within them. Heads share operands and decays.
 ProblemShape Packed(DecayKind kind) {
   ProblemShape shape = {.batch = 2, .seq_len = kSlow ? 70 : 150, .heads = 2, .kind = kind};
   shape.k_heads = shape.decay_heads = 1;

@@ -58,7 +58,8 @@ double RelativeRms(const std::vector<float>& got, const std::vector<float>& want
   for (size_t i = 0; i < want.size(); ++i) errors.Add(got[i], want[i]);
   return errors.Rms();
 }
-// Both routes round the same operands, so only the order of sums within 16 tokens differs.
+// Compares the summaries of both routes. They round the same operands, so only the order of sums
+// within 16 tokens differs.
 void ExpectSummariesOfBothRoutes(const ProblemShape& shape) {
   SCOPED_TRACE(shape.Name());
   const Summary want = SummaryOf(shape), got = SummaryOf(StatesByWarpgroups(shape));

@@ -221,7 +221,7 @@ TEST(DeltaRuleCuda, RunsWithoutStatesAndTokens) {
 
 // ---- properties in bits ----
 
-// Halves the operands from token `changed` of 130 on.
+// Expects the same bits before token `changed` of 130, from which on the operands are halved.
 void ExpectSameBitsBefore(const Problem& problem, int changed) {
   ExpectScan(problem);
   Problem other = problem;
@@ -316,8 +316,8 @@ TEST(DeltaRuleCuda, ANanStaysInItsDocumentAndHead) {
 
 // ---- the parts of a backward ----
 
-// The states and U that are recomputed from the checkpoints have the bits of the forward, and X is
-// the inverse of I + L.
+// Expects that the states and U that are recomputed from the checkpoints have the bits of the
+// forward, and that X is the inverse of I + L.
 template <typename S>
 void ExpectRecomputedBits(bool warpgroups) {
   for (const DeltaDecay decay : kDecays) {
@@ -368,7 +368,7 @@ TEST(DeltaRuleCuda, RecomputesStatesFromCheckpoints) {
 
 // ---- summaries ----
 
-// M S + N for the problem's initial states.
+// Returns m S + N for the problem's initial states.
 Values Applied(const Summary& map, const Problem& problem) {
   const int64_t K = problem.config.K, V = problem.config.V;
   Values state = map.state;

@@ -80,7 +80,8 @@ TEST(DeltaRuleCudaGradients, RepetitionsHaveEqualBits) {
   }
 }
 
-// A recorded CUDA graph is replayed for rows with other documents, so its table has unused entries.
+// Expects the same bits with unused entries in the chunk table, as when a recorded CUDA graph is
+// replayed for rows with other documents.
 void ExpectUnusedChunksChangeNoBit(Problem problem) {
   const auto run = [](const Problem& one) {
     return one.config.bf16 ? RunCuda<Bf16>(one) : RunCuda<float>(one);
@@ -120,7 +121,7 @@ TEST(DeltaRuleCudaGradients, AnEmptySequencePassesTheGradientOfItsState) {
   EXPECT_EQ(RunCuda<float>(problem).at("dinitial_state"), problem.data.dfinal_state);
 }
 
-// Z is the gradient of the initial state if that of the final state is zero.
+// Expects that Z is the gradient of the initial state if that of the final state is zero.
 template <typename S>
 void ExpectAdjointSummary(bool warpgroups, double bound) {
   for (const DeltaDecay decay : kDecays) {
@@ -154,8 +155,8 @@ TEST(DeltaRuleCudaGradients, TheSummaryOfASegmentIsTheGradientOfItsState) {
   ExpectAdjointSummary<Bf16>(/*warpgroups=*/true, kBf16);
 }
 
-// The table in docs/kernels.md: the backward of one chunk of one value head with K = V = 128,
-// without the recomputed passes of the forward.
+// Counts the products in the backward of one chunk of one value head with K = V = 128, as in the
+// table of docs/kernels.md, without the recomputed passes of the forward.
 int64_t BackwardProducts(DeltaDecay decay, int64_t& copied_bytes) {
   const Problem problem =
       MakeProblem({.B = 1, .T = 64, .H = 1, .K = 128, .V = 128, .decay = decay, .bf16 = true}, 23);

@@ -30,7 +30,7 @@ void FillWithNaN(std::vector<S>& values) {
     std::memset(static_cast<void*>(values.data()), 0xff, sizeof(S) * values.size());
 }
 
-// The forward of `call`, whose results are then in its arrays.
+// Runs the forward of `call`. The results are then in its arrays.
 template <typename S>
 void RunForward(Call<S>& call) {
   DeltaRuleArgs& args = call.grads.forward;
@@ -48,7 +48,7 @@ Result RunCudaForward(const Problem& problem) {
   return call.Get(/*backward=*/false);
 }
 
-// The backward of `call`, after its forward. The gradients are then in its arrays.
+// Runs the backward of `call`, after its forward. The gradients are then in its arrays.
 template <typename S>
 void RunBackward(Call<S>& call) {
   DeltaRuleArgs& args = call.grads.forward;

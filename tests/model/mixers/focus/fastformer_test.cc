@@ -28,8 +28,8 @@ MixerConfig Fastformer(const std::string& preset, int64_t window) {
       {{"preset", preset}, {"num_heads", kHeads}, {"windows", "same"}, {"window", window}});
 }
 
-// The published formulas, as in the authors' code. For fastformer_seed: the part that is added to
-// the residual.
+// Computes the published formulas as in the authors' code. For fastformer_seed, it is the part that
+// is added to the residual.
 at::Tensor Formula(const std::string& preset, int64_t window, const at::Tensor& x,
                    const Named& weights) {
   const auto bare = [&](const at::Tensor& y, const char* name, int64_t width) {

@@ -33,7 +33,7 @@ MixerConfig Leap(const std::string& preset, int64_t window) {
       "leap", {{"preset", preset}, {"num_heads", kHeads}, {"windows", "same"}, {"window", window}});
 }
 
-// The published formulas, as in the authors' code.
+// Computes the published formulas as in the authors' code.
 at::Tensor Formula(const std::string& preset, int64_t window, const at::Tensor& x,
                    const Named& weights) {
   const auto project = [&](const char* name) {

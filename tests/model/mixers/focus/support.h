@@ -99,8 +99,8 @@ inline void ExpectFormula(
     EXPECT_TRUE(Close(got[i], want[i], 1e-5)) << (i == 0 ? "output" : "gradient ") << i;
 }
 
-// Number 18: rows, columns, the whole matrix and the last row agree, also with documents. Shares
-// are not negative and sum to at most 1.
+// Expects that rows, columns, the whole matrix and the last row of the shares agree, also with
+// documents. Shares are not negative and sum to at most 1.
 inline void ExpectSharesAgree(const MixerConfig& config, int64_t dim, size_t num_pools) {
   constexpr int64_t kSeqLen = 30;
   const std::vector<int32_t> cu_seqlens = {0, 7, 30, 60};
@@ -142,8 +142,8 @@ inline at::Tensor AllLogits(const LanguageModel& model, const at::Tensor& tokens
   return model.Logits(model.Hidden(tokens, {.slice = &slice}));
 }
 
-// Number 11: prefill and steps equal the whole, for prefills of every length. Rows of a state can
-// be reordered. 6 layers in fp32.
+// Expects that a prefill and the steps after it equal a pass over the whole row, for prefills of
+// every length. Rows of a state can be reordered. The model has 6 layers in fp32.
 inline void ExpectStepsAreTheWhole(const MixerConfig& config,
                                    const std::vector<int64_t>& prefills) {
   constexpr int64_t kTotal = 356;  // 256 steps after the longest prefill.
@@ -167,8 +167,9 @@ inline void ExpectStepsAreTheWhole(const MixerConfig& config,
   }
 }
 
-// Number 12: if all windows are local, a token affects the `reach` tokens after it and no bit of
-// later ones. Uses 2 layers, because with many layers the influence at the edge is below rounding.
+// Expects that a token affects the `reach` tokens after it and no bit of later ones, if all windows
+// are local. The model has 2 layers, because with many layers the influence at the edge is below
+// rounding.
 inline void ExpectReach(const MixerConfig& config, int64_t reach) {
   constexpr int64_t kToken = 5;
   const c10::AutoGradMode no_grad(false);
@@ -186,9 +187,9 @@ inline void ExpectReach(const MixerConfig& config, int64_t reach) {
   }
 }
 
-// Matrices and activations in bf16, the rest in fp32, as in training on a GPU. Logits of order 1
-// agree within the roundings of two layers, 2^-8 each, which the log weights of a sharp pool
-// amplify about tenfold. Every parameter has a gradient.
+// Compares a model with matrices and activations in bf16 and the rest in fp32, as in training on a
+// GPU, with one in fp32. Logits of order 1 agree within the roundings of two layers, 2^-8 each,
+// which the log weights of a sharp pool amplify about tenfold. Every parameter has a gradient.
 inline void ExpectBf16IsClose(const MixerConfig& config) {
   LanguageModel wide(ModelOf(config, 2)), narrow(ModelOf(config, 2));
   wide.BindOwnMemory(1, false);

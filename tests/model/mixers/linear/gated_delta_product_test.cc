@@ -27,7 +27,7 @@ struct Form {
   bool decays, negative;
 };
 
-// One row x [T, D]: all steps of a token, one after the other.
+// Computes one row x [T, D]: all steps of a token, one after the other.
 at::Tensor Formula(const at::Tensor& x, const test::BuiltMixer& p, const Form& form) {
   const int64_t H = form.num_heads, K = form.head_dim, n = form.steps;
   const auto project = [&](const char* name) { return at::linear(x, p[name]); };

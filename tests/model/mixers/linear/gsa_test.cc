@@ -24,7 +24,7 @@ struct Form {
   bool t2r;
 };
 
-// One row x [T, D], token by token. Head h of q reads head h / (H / Hk) of the others.
+// Computes one row x [T, D], token by token. Head h of q reads head h / (H / Hk) of the others.
 at::Tensor Formula(const at::Tensor& x, const test::BuiltMixer& p, const Form& form) {
   const int64_t group = form.num_heads / form.num_kv_heads;
   const auto heads = [&](const at::Tensor& y, int64_t count) {

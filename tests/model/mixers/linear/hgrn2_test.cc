@@ -23,7 +23,7 @@ namespace {
 using test::Close;
 using test::Normal;
 
-// One row x [T, D], token by token.
+// Computes one row x [T, D], token by token.
 at::Tensor Formula(const at::Tensor& x, const test::BuiltMixer& p, int64_t num_heads,
                    int64_t layer) {
   const int64_t seq_len = x.size(0), dim = x.size(1), width = dim / num_heads;

@@ -30,7 +30,7 @@ TEST(LightningTest, GoldenRates) {
   test::ExpectGolden(Rates(LinearLogDecays(4, {.index = 3, .count = 8})), {0, 1.25, 2.5, 3.75});
 }
 
-// One row x [T, D], token by token.
+// Computes one row x [T, D], token by token.
 at::Tensor Formula(const at::Tensor& x, const test::BuiltMixer& p, const at::Tensor& rates,
                    int64_t head_dim) {
   const int64_t heads = rates.size(0);

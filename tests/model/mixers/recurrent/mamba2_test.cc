@@ -65,7 +65,7 @@ struct SsdResult {
   at::Tensor state;  // [H, N, P]
 };
 
-// The recurrence of a row, token by token and head by head.
+// Computes the recurrence of a row, token by token and head by head.
 SsdResult Recur(const Ssd& in) {
   const int64_t seq_len = in.x.size(0), num_heads = in.x.size(1), num_groups = in.b.size(1);
   std::vector<at::Tensor> rows, states(num_heads);
@@ -132,7 +132,7 @@ struct Form {
   }
 };
 
-// RMSNorm over each group of channels, times the weight of each channel.
+// Computes RMSNorm over each group of channels, times the weight of each channel.
 at::Tensor GroupNorm(const at::Tensor& y, const at::Tensor& weight, int64_t num_groups) {
   const at::Tensor groups = y.unflatten(-1, {num_groups, -1});
   return (groups / (groups.square().mean(-1, true) + 1e-5).sqrt()).flatten(-2) * weight;
@@ -310,7 +310,7 @@ TEST(Mamba2Test, DecaysStayFp32InBf16Models) {
   EXPECT_TRUE(Close(narrow.state.tensors[0], wide.state.tensors[0], 8 * 0x1p-9));
 }
 
-// The initial values of one parameter, without memory for the others.
+// Returns the initial values of one parameter, without memory for the others.
 at::Tensor Initial(const MixerConfig& config, const std::string& name, int64_t dim) {
   ParameterSet parameters;
   const auto mixer =

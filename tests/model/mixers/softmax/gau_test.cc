@@ -123,14 +123,14 @@ at::Tensor Forwarded(const BuiltMixer& built, const at::Tensor& x) {  // [T, D],
   return built->Forward({.x = x.unsqueeze(0), .slice = slice}).y[0];
 }
 
-// M[i][j] = amplitude sin(1.7 (i columns + j) + phase).
+// Returns M[i][j] = amplitude sin(1.7 (i columns + j) + phase).
 at::Tensor Waves(int64_t rows, int64_t columns, double phase, double amplitude) {
   return amplitude *
          at::sin(1.7 * at::arange(rows * columns, at::kDouble).view({rows, columns}) + phase);
 }
 
-// Weights with D 6, e 8, d 4. The golden values pair neighbouring channels, the mixer pairs the
-// halves of a head, so the channels of z are permuted.
+// Builds the mixer with weights of D 6, e 8, d 4. The golden values pair neighbouring channels, the
+// mixer pairs the halves of a head, so the channels of z are permuted.
 BuiltMixer Golden(const Form& form) {
   BuiltMixer built(form.Config(8, 4), 6);
   const at::Tensor inner = Waves(6, 20, 0.7, 1.5).t(), order = at::tensor({0L, 2L, 1L, 3L});

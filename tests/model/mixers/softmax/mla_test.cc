@@ -39,7 +39,7 @@ at::Tensor Normed(const at::Tensor& x, const at::Tensor& weight) {
   return x * at::rsqrt(x.square().mean(-1, /*keepdim=*/true) + 1e-6) * weight;
 }
 
-// Channels j and j + r/2 of x [B, T, heads, r] are rotated by t theta^(-2j/r).
+// Rotates channels j and j + r/2 of x [B, T, heads, r] by t theta^(-2j/r).
 at::Tensor Rotated(const at::Tensor& x, double theta) {
   const at::Tensor rates =
       at::arange(kRope / 2, at::kDouble).mul(-2.0 / kRope * std::log(theta)).exp();
@@ -49,7 +49,7 @@ at::Tensor Rotated(const at::Tensor& x, double theta) {
   return at::cat({a * cos - b * sin, b * cos + a * sin}, -1);
 }
 
-// The definition at the top of mla.cc, with a table of all scores.
+// Computes the definition at the top of mla.cc with a table of all scores.
 at::Tensor Defined(const BuiltMixer& mla, const at::Tensor& x, double theta) {
   const at::Tensor latents =
       at::linear(x, mla["kv_a_proj_with_mqa.weight"], mla["kv_a_proj_with_mqa.bias"]);

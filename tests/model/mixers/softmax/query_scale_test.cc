@@ -191,7 +191,8 @@ TEST(QueryScale, IsOfTheWholeScoreWhereBiasesAreScaled) {
   EXPECT_FALSE(Close(folded, whole, 1e-2));
 }
 
-// No score exceeds cos_scale times the factor. If q = k, a query's own key has exactly this score.
+// Expects that no score exceeds cos_scale times the factor. If q = k, a query's own key has exactly
+// this score.
 void ExpectBounded(at::ScalarType dtype) {
   BuiltMixer mixer(MixerConfig("softmax", {{"num_heads", int64_t{2}},
                                            {"cos_scale", 7.0},
