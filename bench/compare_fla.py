@@ -709,7 +709,7 @@ def main():
     parser.add_argument("--markdown", type=pathlib.Path)
     options = parser.parse_args()
     if options.resume and not options.json:
-        parser.error("--resume wants --json, the file to go on with")
+        parser.error("--resume needs --json with the file to continue")
     kinds = options.only = options.only or kinds_of(options.peer)
     foreign = [kind for kind in kinds if not operations_of(kind, options.peer)]
     if foreign:

@@ -96,8 +96,8 @@ constexpr CsvColumn kLengthColumns[] = {{"model", "/model"},
                                         {"half_context_share", "/half_context/share"},
                                         {"half_context_loss", "/half_context/loss"}};
 
-// Rows of the methods, protocols and lengths that were asked for, in that order; the file may hold
-// others.
+// Rows of the methods, protocols and lengths that the options select, in that order. The file may
+// hold others.
 class AskedRows {
  public:
   AskedRows(const EvalFile& file, const EvalOptions& options)

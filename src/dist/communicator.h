@@ -75,7 +75,7 @@ class Work {
 //   order of `consumer`.
 double AwaitResult(Work work, cudaStream_t consumer);
 
-// No average, because only the caller knows the token count.
+// There is no average, because only the caller has the token count.
 enum class ReduceOp : uint8_t { kSum, kMax, kMin };
 
 struct OpTag {

@@ -83,7 +83,7 @@ class BinSums {
 };
 
 // The score of the targets with at least half a window of context: seq_len / 2 (rounded up) earlier
-// tokens of their document in the window. Does nothing unless `wanted`.
+// tokens of their document in the window. Does nothing if `wanted` is false.
 class ContextSums {
  public:
   ContextSums(int64_t num_windows, bool wanted);
@@ -99,7 +99,7 @@ class ContextSums {
   PartSums sums_;
 };
 
-// Sums by the groups of RecallFlags. Does nothing unless `wanted`.
+// Sums by the groups of RecallFlags. Does nothing if `wanted` is false.
 class RecallSums {
  public:
   RecallSums(int64_t num_windows, bool wanted);

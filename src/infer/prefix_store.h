@@ -36,7 +36,8 @@ class PrefixStore {
 
   int64_t bytes() const { return bytes_; }
   int64_t size() const { return static_cast<int64_t>(entries_.size()); }
-  // Prompt tokens that Find has returned, and those that it was asked for.
+  // Numbers of prompt tokens: those that Find has returned states for, and those of all prompts
+  // passed to Find.
   int64_t tokens_found() const { return tokens_found_; }
   int64_t tokens_sought() const { return tokens_sought_; }
 

@@ -52,8 +52,8 @@ std::string NewId(const char* prefix) {
   return id;
 }
 
-// Returns the text of eos in /tokenizer_info and /tokenize: its name in the tokenizer, if that is
-// one of the usual ones.
+// Returns the text of eos in /tokenizer_info and /tokenize: its name in the tokenizer if that is in
+// the list below.
 std::string EosName(const data::Tokenizer& tokenizer) {
   for (const char* name : {"<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<eos>"})
     if (tokenizer.Encode(name, data::SpecialTokens::kParse) ==

@@ -60,7 +60,8 @@ struct Job {
   ChildCommand command;  // `id` is set by the queue.
   // Called just before the job starts. Returns false to skip the job.
   std::function<bool()> started;
-  // Returns true to start the job again. `stopping` is true if the queue was asked to stop.
+  // Returns true to start the job again. `stopping` is true after SIGINT, SIGTERM, SIGHUP or
+  // SIGUSR1.
   std::function<bool(int exit_code, double seconds, bool stopping)> ended;
 };
 

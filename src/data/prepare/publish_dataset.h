@@ -16,7 +16,7 @@
 namespace halflife::data {
 
 // A folder that appears under its final name only when it is complete. It is written as
-// OUT.tmp-<hex> in the same parent folder, which is locked with flock(2) while its process lives.
+// OUT.tmp-<hex> in the same parent folder, which is locked with flock(2) until its process ends.
 // The destructor removes a folder that was not published.
 class OutputFolder {
  public:

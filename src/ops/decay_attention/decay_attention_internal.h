@@ -57,7 +57,7 @@ DecayAttentionStepInputs ScaleGrowthOfStep(const DecayAttentionStepInputs& input
 // a column of ones, which yields the denominator. Rotary positions need it: the denominator uses
 // unrotated q and k and therefore stays positive (Su et al., 2021, eq. 19).
 //
-// `inputs` must not need growth any more: ScaleGrowth has removed it.
+// `inputs` must be those that ScaleGrowth returns if the decay may grow (allow_growth).
 DecayAttentionOutput NormaliseSeparately(const DecayAttentionInputs& inputs,
                                          const DecayAttentionConfig& config);
 at::Tensor NormaliseStepSeparately(const DecayAttentionStepInputs& inputs,

@@ -62,7 +62,7 @@ struct DataConfig {
 struct ParameterGroup {
   std::string match;  // A regular expression, found anywhere in a parameter's name.
   double lr_scale = 1;
-  std::optional<double> weight_decay = {};  // For all parameters of the group. Absent: as usual.
+  std::optional<double> weight_decay = {};  // For the whole group. Absent: adamw.weight_decay.
   bool frozen = false;
 };
 

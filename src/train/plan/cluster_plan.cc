@@ -62,7 +62,7 @@ struct PieceSeconds {
 PieceSeconds SecondsOf(const ComputePiece& piece, const Cluster& cluster) {
   const double products = piece.matmul_flops / (cluster.peak_flops * cluster.efficiency);
   if (cluster.device == "cpu") {
-    // The given rate is that of whole steps. It includes the traffic of a usual step.
+    // The given rate is measured over whole steps, so it includes the memory traffic of a step.
     const double mixing = piece.mixing_flops / (cluster.peak_flops * cluster.efficiency);
     return {products, mixing,
             std::max(0.0, piece.bytes / cluster.hbm_bytes_per_s - products - mixing)};

@@ -1,6 +1,6 @@
 // Remembers how many bytes of dynamic shared memory each kernel may use on each device. A kernel
-// must be allowed to use more than the default before its launch. The runtime takes about a
-// microsecond to allow it, which is a noticeable part of a launch, so it is asked once.
+// must be allowed to use more than the default before its launch. That call takes about a
+// microsecond, a noticeable part of a launch, so it is made once per kernel and device.
 #pragma once
 
 #include <map>

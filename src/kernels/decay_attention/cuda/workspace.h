@@ -27,7 +27,7 @@ struct ValueMeanLayout {
   size_t mean = 0;            // fp32 [B, Hv, V]
   size_t values = 0;          // [B, T, Hv, V], as v
   size_t dfinal_norm = 0;     // fp32 [sequences, H, K]
-  size_t dinitial_state = 0;  // fp32 [sequences, H, K, V]: used if the caller wants none
+  size_t dinitial_state = 0;  // fp32 [sequences, H, K, V]: used if the caller requests none
 };
 // The normaliser's regions. Its sums of keys are the state of a scan with v replaced by a column of
 // ones.

@@ -496,7 +496,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     // The loads for the next tile start here because there are no free registers for them before.
     if (tile > 0) load(tile - 1);
-    __syncthreads();  // every warp has stored its sums, and none reads b and c any more
+    __syncthreads();  // every warp has stored its sums and has finished reading b and c
     StoreTokenSums(place, shape, begin, token_sums, partials.tokens);
   }
   StoreRowStates(place, adjoint.later, grads.dinitial);
