@@ -1,6 +1,6 @@
-// Allows one writer per run folder: flock on run.lock for the whole run (the kernel releases it
-// however the process ends), and a random token in owner.json for file systems on which flock does
-// not work across hosts.
+// Allows one writer per run folder. It holds flock on run.lock for the whole run, which the kernel
+// releases however the process ends. A random token in owner.json serves file systems on which
+// flock does not work across hosts.
 //
 //   // Rank 0 only. Throws Error kEnvironment if the folder is in use.
 //   const RunLock lock = RunLock::Acquire(run_dir, {.steal = false});

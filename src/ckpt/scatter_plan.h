@@ -3,9 +3,9 @@
 // begin in its part, in rounds, and sends every other rank the elements of that rank's slice. Every
 // block is thus read once for any number of ranks that saved or load.
 //
-// The plan follows from the manifest and the layout, so that all ranks agree without a message: in
-// each round, the pieces that rank a sends to rank b are those that b expects from a, in the same
-// order.
+// The plan follows from the manifest and the layout, so all ranks compute the same plan without a
+// message. In each round, the pieces that rank a sends to rank b are those that b expects from a,
+// in the same order.
 #pragma once
 
 #include <map>

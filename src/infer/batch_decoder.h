@@ -8,10 +8,10 @@
 //   while (decoder.Advance()) {
 //   }
 //
-// A text does not depend on the others: on the CPU, with the same number of LibTorch threads, it
-// has the same bits alone as among others, whenever it joins and whether or not its prefix was
-// kept. Two rules ensure this: every operation has the same shape each time (RowGroup), and chunks
-// of a prompt begin at multiples of the chunk size.
+// The bits of a text do not depend on the other texts, on the step in which it joins, or on whether
+// its prefix was kept, on the CPU with the same number of LibTorch threads. Two rules ensure this:
+// every operation has the same shape each time (RowGroup), and chunks of a prompt begin at
+// multiples of the chunk size.
 //
 // Not thread-safe. Callbacks run within Advance and must not call the decoder.
 #pragma once

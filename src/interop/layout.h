@@ -33,9 +33,9 @@ struct Placement {
   // parameter). The parameter's rows are divided evenly among the groups, and are in each of them
   // the rows from `first_row` on.
   int64_t first_row = 0, num_rows = 0, num_groups = 1;
-  // The number of rows of a head if the other program rotates neighbouring rows, 2i and 2i + 1,
-  // which are rows i and i + pair_rows/2 of the parameter's head. 0: rows have the same order.
-  // Import only: no exported class needs it.
+  // The number of rows of a head if the other program rotates neighbouring rows: its rows 2i and 2i
+  // + 1 are rows i and i + pair_rows/2 of the parameter's head. 0: rows have the same order. Import
+  // only: no exported class needs it.
   int64_t pair_rows = 0;
 };
 

@@ -1,6 +1,6 @@
-// An HTTP server on cpp-httplib with limits that the library does not have: bytes and seconds of a
-// request also while its header and its chunks are read, a bounded number of connections, and a way
-// to see that the client of a running request has gone.
+// An HTTP server on cpp-httplib that adds what the library lacks: limits on the bytes and seconds
+// of a request while its header and chunks are read, a limit on connections, and a way to see that
+// the client of a running request has closed its connection.
 //
 //   HttpServer server({.max_body_bytes = 1 << 20},
 //                     [](int, const std::string& message) { return message; });

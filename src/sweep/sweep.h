@@ -28,9 +28,8 @@ std::string PlanText(const SweepRequest& request);
 // Runs this share of the sweep and prints the table of its runs. Returns
 // - kFinished if all runs of this share are finished,
 // - kInterrupted if INT stopped the sweep, kRequeue for other signals,
-// - otherwise, the exit code of the first run that failed.
-// Throws before anything starts if a recipe is invalid, if a run in this folder was made with
-// another recipe (kUsage), or if a dataset cannot be read or does not fit its recipe (with the
+// Throws before anything starts (1) if a recipe is invalid or if a run in this folder was made with
+// another recipe (kUsage), (2) if a dataset cannot be read or does not fit its recipe (with the
 // error of `train`). Datasets that the sweep makes are checked before the first run starts.
 ExitCode RunSweep(const SweepRequest& request);
 

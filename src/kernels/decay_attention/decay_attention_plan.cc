@@ -190,8 +190,8 @@ void ChooseBatchTiles(const DecayAttentionArgs& args, const DeviceLimits& limits
 }
 
 // Sets the blocks, the batch tiles and the segments of both directions. The sizes of workspaces are
-// those of rows that are one document each, so that a plan depends neither on the boundaries of
-// documents nor on unused entries of a table: a recorded graph has the bits of any launch.
+// computed for rows that are one document each. So a plan depends neither on the boundaries of
+// documents nor on unused entries of a table, and a recorded graph has the bits of any launch.
 void DeviceSchedule(const DecayAttentionArgs& given, const DeviceLimits& limits,
                     int requested_batch_tiles, DecayAttentionPlan& plan) {
   DecayAttentionArgs args = given;

@@ -6,10 +6,10 @@
 //   PackMatmulRight(right, panels);
 //   Matmul({.rows = T, .depth = D, .columns = N, .a = x, .panels = panels, .out = y});
 //
-// Used if AVX2 is the instruction set in use, and with AVX-512 on AMD processors. The BLAS below
-// LibTorch always uses AVX2 kernels on AMD processors, and reaches four fifths of what they could
-// do: it copies the left operand, which this kernel reads in place, and scales the result in a
-// separate pass. The AVX2 and AVX-512 versions give the same bits.
+// Used if AVX2 is the instruction set in use, and with AVX-512 on AMD processors, on which the BLAS
+// below LibTorch always uses AVX2 kernels. These reach four fifths of the rate that AVX2 allows:
+// they copy the left operand, which this kernel reads in place, and scale the result in a separate
+// pass. The AVX2 and AVX-512 versions give the same bits.
 #pragma once
 
 #include <cstdint>

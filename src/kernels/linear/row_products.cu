@@ -1,5 +1,5 @@
-// Products of up to 8 rows with bf16 weights. The time is that of reading the weights once, so the
-// kernel keeps many bytes in flight: a warp owns 2 or 4 output columns, which are rows of the
+// Products of up to 8 rows with bf16 weights. Reading the weights once takes most of the time, so
+// the kernel keeps many bytes in flight. A warp owns 2 or 4 output columns, which are rows of the
 // weight, and requests the first 1,024 or 512 elements of each before it waits for the input. Every
 // block then stages the input rows in shared memory, and norms them there if there is a norm.
 //

@@ -29,9 +29,9 @@ HL_EVERYWHERE int64_t ColumnBlocks(int64_t width) {
   return (width + kColumns - 1) / kColumns;
 }
 
-// The work of a thread: its part (the blocks of columns of a part are adjacent in the grid), the
-// first column within the part and how many of the pack exist, that column counted over all parts,
-// and the first row.
+// The work of a thread. The blocks of columns of a part are adjacent in the grid. `column` is the
+// first column within `part`, of which `count` exist up to a whole pack. The place also has that
+// column counted over all parts, and the first row.
 template <typename T>
 struct Place {
   template <typename Args>

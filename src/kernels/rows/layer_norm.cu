@@ -106,10 +106,11 @@ HL_DEVICE void StoreSums(const Place<T>& place, const Schedule& schedule,
   }
 }
 
-// Grid: at most kLayerNormMaxBlocks blocks that stride over the rows x parts. partials [blocks,
-// parts, 2, dim] holds each block's sums for gamma and beta, summed in registers if a thread has
-// one pack, else in place. The launch bound of at least one block per multiprocessor makes nvcc
-// keep everything in registers; without it, nvcc spilled to fit a second block.
+// Grid: at most kLayerNormMaxBlocks blocks that stride over rows x parts. partials [blocks, parts,
+// 2, dim] receives each block's sums for gamma and beta. They are summed in registers if a thread
+// has one pack, and in `partials` otherwise. The launch bound of at least one block per
+// multiprocessor makes nvcc keep everything in registers; without it, nvcc spilled to fit a second
+// block.
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads, 1)
     LayerNormBackwardKernel(LayerNormGradArgs<T> args, Schedule schedule, float* partials) {

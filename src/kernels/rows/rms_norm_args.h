@@ -6,10 +6,10 @@
 //
 // where f is SiLU or the logistic function.
 //
-// Rows are contiguous, except that those of the gate and of its gradient may be columns of a wider
-// matrix: groups of `gate_rows` rows (the heads of a token) are contiguous, and the groups begin
-// `gate_stride` elements apart. T is float or Bf16; arithmetic is fp32. C++17 without LibTorch,
-// because CUDA sources include it.
+// Rows are contiguous, except those of the gate and of its gradient, which may be columns of a
+// wider matrix: groups of `gate_rows` rows (the heads of a token) are contiguous, and consecutive
+// groups begin `gate_stride` elements apart. T is float or Bf16; arithmetic is fp32. C++17 without
+// LibTorch, because CUDA sources include it.
 #pragma once
 
 #include <algorithm>

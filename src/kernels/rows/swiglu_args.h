@@ -5,9 +5,9 @@
 //
 // T is float or Bf16; arithmetic is fp32. C++17 without LibTorch, because CUDA sources include it.
 //
-// gate, up and their gradients are contiguous (width = 0), or have rows of `width` elements, a
-// multiple of kSwiGluColumns, at the distance of each tensor's stride, like columns of a matrix.
-// out and dout are contiguous.
+// gate, up and their gradients are contiguous if width = 0. Otherwise, they are columns of a
+// matrix: rows of `width` elements, a multiple of kSwiGluColumns, at the distance of each tensor's
+// stride. out and dout are contiguous.
 #pragma once
 
 #include <cstdint>

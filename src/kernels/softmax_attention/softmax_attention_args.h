@@ -93,9 +93,9 @@ void Backward(const SoftmaxAttentionGradArgs& args);
 
 // Asynchronous on `stream`. The CUDA kernels support bf16, heads of up to 128 channels and any V,
 // without far queries and decay. Weights and dS are rounded to bf16 as operands of matrix units;
-// sums are fp32 and have one order. A NaN or an infinity in v, in dout or, in a backward, in q and
-// k spreads to all tokens of the tiles of 64 that are paired with its tile, whether they see it or
-// not.
+// sums are fp32 and have one order. A NaN or an infinity spreads to all tokens of every tile of 64
+// that is paired with its tile, also to tokens that do not see it. In a forward this holds for v,
+// in a backward for q, k, v and dout.
 namespace cuda {
 
 // Returns the reason why these kernels do not support a call on a device with this much shared

@@ -49,9 +49,9 @@ LinearCrossEntropySums LinearCrossEntropy(const LinearCrossEntropyInputs& inputs
 at::Tensor LinearLogits(const at::Tensor& hidden, const at::Tensor& weight);
 
 // Returns the number of rows whose logits are in memory at a time, a power of two of at least 64
-// and at most num_rows. Their fp32 logits fit 64 MiB on the CPU, close to its cache sizes, and 512
-// MiB on a GPU, where each block reads and writes the weight's gradient once and its products must
-// fill the device.
+// and at most num_rows. Their fp32 logits fit 64 MiB on the CPU, which is close to its cache sizes.
+// On a GPU they fit 512 MiB, because each block of rows reads and writes the weight's gradient
+// once, and its products must fill the device.
 int64_t CrossEntropyRowsPerBlock(int64_t num_rows, int64_t vocab, bool gpu);
 // Returns the number of rows that the products compute, see LinearCrossEntropyConfig::num_targets.
 constexpr int64_t NumLossRows(int64_t num_targets, int64_t num_rows) {

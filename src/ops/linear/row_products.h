@@ -1,7 +1,8 @@
-// Products of up to 8 rows in inference on a GPU, where decoding spends its time: one launch for
-// all weights that read the same rows, with the norm in front of them and SwiGLU after them
-// (kernels/linear/row_products_args.h). Rows and weights are bf16; sums are fp32 and rounded once.
-// The bits of a row depend neither on the other rows nor on which operations share a launch.
+// Products of up to 8 rows in inference on a GPU, where decoding spends its time. One launch
+// computes the products with all weights that read the same rows, the norm before them and the
+// SwiGLU after them (kernels/linear/row_products_args.h). Rows and weights are bf16; sums are fp32
+// and rounded once. The bits of a row depend neither on the other rows nor on which operations
+// share a launch.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,9 +14,8 @@
 
 namespace halflife::ops {
 
-// Returns true if rows x [..., D] should be multiplied with the weights [*, D] in this way: at most
-// 8 rows on a GPU with a multiple of 8 channels, in inference mode, and weights without an FP8
-// mark.
+// Returns true if rows x [..., D] should be multiplied with the weights [*, D] in this way: in
+// inference mode, at most 8 rows on a GPU, D a multiple of 8, and no weight with an FP8 mark.
 bool HasRowProducts(const at::Tensor& x, at::TensorList weights);
 
 // While an instance exists, the products are taken on every device and in all threads. Tests use it

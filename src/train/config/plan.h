@@ -48,9 +48,12 @@ bool HasValidationSplit(const RunConfig& config, const data::DatasetInfo& datase
 void RequireRows(const RunConfig& config, const model::LanguageModel& model,
                  const data::DatasetInfo* dataset);
 
-// Checks the dataset against the recipe: RequireRows, a vocabulary within the model's, at least one
-// whole row in the split of eval.split if it exists, at least one whole step in the training split,
-// and the labels that the objective and train.preference need. Throws Error kUsage or kData.
+// Checks that the dataset fits the recipe:
+// - RequireRows holds, and the vocabulary is within the model's.
+// - The split of eval.split has at least one whole row if it exists, and the training split at
+//   least one whole step.
+// - The labels that the objective and train.preference need exist.
+// Throws Error kUsage or kData.
 void RequireDataset(const RunConfig& config, const model::LanguageModel& model,
                     const data::Dataset& dataset);
 

@@ -58,8 +58,9 @@ std::vector<Phase> PhasesOf(const ScheduleConfig& config, int64_t total_steps);
 double LearningRateFactor(const ScheduleConfig& config, int64_t step, int64_t total_steps);
 
 // Returns the factor for all steps of epoch `epoch` (0-based) of `max_epochs`, as PyTorch's
-// CosineAnnealingLR and LinearLR compute it when they are stepped once per epoch: the first epoch
-// has the peak rate, and final_lr_ratio belongs to the epoch after the last. There is no warm-up.
+// CosineAnnealingLR and LinearLR compute it when they are stepped once per epoch. The first epoch
+// has the peak rate, and final_lr_ratio would be reached in the epoch after the last. There is no
+// warm-up.
 double LearningRateFactorOfEpoch(const ScheduleConfig& config, int64_t epoch, int64_t max_epochs);
 
 // Returns how many steps a run of `total_steps` trains before its rate decays, including warm-up. A

@@ -1,6 +1,6 @@
-// Device functions for the kernels of Hopper's warpgroups: tiles of a chunk's 64 rows as pieces of
-// 64 columns (the width of the swizzle), which TMA loads, accumulators in wgmma's form, operands in
-// registers, and tensor maps.
+// Device functions for kernels that use Hopper's wgmma: tiles in shared memory, accumulators,
+// operands in registers, and tensor maps. A tile of a chunk's 64 rows consists of pieces of 64
+// columns, the width of the swizzle, which TMA loads.
 #pragma once
 
 #include "kernels/common/chunks/chunk_entry.h"

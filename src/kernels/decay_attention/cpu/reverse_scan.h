@@ -106,10 +106,11 @@ class ReverseScan {
   }
 
  private:
-  // Prefetches what the scan reads after chunk n of the group that starts at `begin`: the rows of
-  // the previous chunk that only gradients need and, at the end of a group, the first rows that the
-  // previous group's recomputation reads. Its later k and v are not prefetched before the
-  // recomputation: with 8 heads, the rows of one head map to an eighth of the L2 cache's sets.
+  // Prefetches the rows that the scan reads after chunk n of the group that starts at `begin`:
+  // those of the previous chunk that only gradients need. At the end of a group, it also prefetches
+  // the first rows that the recomputation of the previous group reads. Its later k and v are not
+  // prefetched before the recomputation: with 8 heads, the rows of one head map to an eighth of the
+  // L2 cache's sets.
   void FetchRowsAfter(int n, int begin) {
     const ScanItem& scan = item_.scan;
     RowsAhead& ahead = scratch_.x.ahead;

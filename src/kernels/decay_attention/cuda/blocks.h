@@ -86,9 +86,9 @@ constexpr int ChannelChunkOperandsSharedBytes(int k) {
 constexpr int ChannelWarpgroupScanBytes(int k, int v) {
   return kWarpgroupStages * (kChunk * (2 * k + v + kChunk) * 2 + k * 4) + kOutTokens * v * 2;
 }
-// The gradients of chunks with per-channel decays: two stages of v, dout and 64 columns of R, and
-// keys and scores, in an arena that other passes reuse; D, and D of tiles in fp32 and transposed;
-// ChunkGradVectors; ChunkOfHead.
+// Shared memory for the gradients of chunks with per-channel decays. An arena, which later passes
+// reuse, holds two stages of v, dout and 64 columns of R, and keys and scores. D, D of tiles in
+// fp32 and its transpose, ChunkGradVectors and ChunkOfHead follow.
 constexpr int ChannelChunkGradArenaBytes(int k) {
   return 2 * (2 * kChunk + k) * 64 * 2 + kChunk * (k + kChunk) * 2;
 }

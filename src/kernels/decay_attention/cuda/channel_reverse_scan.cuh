@@ -1,10 +1,10 @@
 // Gradients of decay attention with per-channel decays: the part that proceeds from tile to tile.
 // One block scans a segment from the end, in tiles of 16 tokens, with R = dL/d(state) in registers.
 //
-// As in reverse_scan.cuh, the chunks between two checkpoints, a group, are scanned twice: forward
-// from the checkpoint, storing the state before each tile in a scratch buffer, then in reverse, so
-// that S before a tile and R after it are available together. For each tile, with the operands of
-// channel_operands.cuh:
+// As in reverse_scan.cuh, a group is the chunks between two checkpoints, and it is scanned twice:
+// forward from the checkpoint, storing the state before each tile in a scratch buffer, then in
+// reverse. So S before a tile and R after it are available together. For each tile, with the
+// operands of channel_operands.cuh:
 //
 //   x = S dout   y = R v   t = sum_v(S R)        stored: channel_gradients.cuh computes dq, dk and
 //                                                the decays' gradients from them

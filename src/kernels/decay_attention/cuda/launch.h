@@ -132,8 +132,8 @@ struct ReverseScanParams {
   // as for dlog_decay
   float* dlambda;
   // For the wgmma backward, which processes all chunks in parallel: S before and R after each
-  // chunk, [chunks of the batch tile, H, slices of K and V, kK, kV] bf16; otherwise null. dlambda
-  // is then [slices, H, all chunks(, K with per-channel decays)].
+  // chunk, [chunks of the batch tile, H, slices of K and V, kK, kV] bf16. Null for the other
+  // kernels. With it, dlambda is [slices, H, all chunks(, K with per-channel decays)].
   void *states, *adjoints;
   void* factors;  // ChunkFactors [chunks of the batch tile, H]
   // Per-channel decays: the operands of the batch tile's tiles (or chunks, with wgmma), and the

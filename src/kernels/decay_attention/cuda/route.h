@@ -41,10 +41,10 @@ int BackwardSharedBytes(DecayKind kind, const DecayBlock& block, int terms);
 // and only rows of v are copied.
 bool CanUseWgmma(const DecayAttentionArgs& args, const DecayBlock& block);
 
-// The same for the backward, with blocks of any size of V and, with one decay factor per token, of
-// K. The second overload also checks the tensors of a call: it is false, and the backward uses the
-// kernel without wgmma, if the rows of dout are not at equal distances or if heads of dq, dk or dv
-// do not start at units of 16 bytes.
+// Returns the same for the backward, where blocks may have any size of V and, with one decay factor
+// per token, of K. The second overload also checks the tensors of a call. It returns false, and the
+// backward uses the kernel without wgmma, if the rows of dout are not at equal distances or if
+// heads of dq, dk or dv do not start at units of 16 bytes.
 bool CanUseWgmmaBackward(const DecayAttentionArgs& args, const DecayBlock& block);
 bool CanUseWgmmaBackward(const DecayAttentionGradArgs& grads, const DecayAttentionPlan& plan);
 

@@ -1,8 +1,8 @@
-// Sequences that are cut into segments, which are scanned in parallel in three steps: (1) StateScan
-// computes the state of each segment from zero, (2) a scan over the segments of a sequence computes
-// the state before each segment, (3) the scan starts from these states. In reverse, the same with
-// dL/dS. The ranks of sequence parallelism exchange the results of steps 1 and 2. On sm_90,
-// warpgroup_states.cuh can replace StateScan.
+// Parallel scans of sequences that are cut into segments, in three steps: (1) StateScan computes
+// the state of each segment from zero. (2) A scan over the segments of a sequence computes the
+// state before each segment. (3) The scan of each segment starts from this state. In reverse, the
+// steps are the same with dL/dS. The ranks of sequence parallelism exchange the results of steps 1
+// and 2. On sm_90, warpgroup_states.cuh can replace StateScan.
 //
 // Shared memory in KiB, K = V = 128, C = 64:
 //   | 2 x (x [C, K] 16 | y [C, V] 16) | 2 x tables 2.3 | = kSmemBytes

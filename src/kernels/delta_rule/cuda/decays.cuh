@@ -1,6 +1,6 @@
 // The decays of a chunk. Every weight is exp of a sum of log decays over exactly its range, never a
-// difference of running sums or a quotient, so that -inf needs no special case and a decay near 1
-// keeps its bits. Sums are in units of log2.
+// difference of running sums or a quotient. So -inf needs no special case, and a decay near 1 keeps
+// its bits. Sums are in units of log2.
 //
 // For decays per token (and none), tables of a chunk give every weight:
 //

@@ -78,9 +78,9 @@ struct Workspace {
 // has them. The tensor maps of these scans need at least one chunk.
 bool CanUseWgmma(const DeltaRuleArgs& args);
 
-// Returns true if one wgmma scan computes a forward from q, k and v themselves
-// (token_scan.cuh): the same without decays per channel, with heads that fill whole tiles of 64
-// columns (K: 64, 128 or 256) and tensors that TMA can read as matrices.
+// Returns true if one wgmma scan computes a forward from q, k and v themselves (token_scan.cuh). It
+// requires CanUseWgmma, no decays per channel, K of 64, 128 or 256, V a multiple of 64, and tensors
+// that TMA can read as matrices.
 bool CanScanTokensByWgmma(const DeltaRuleArgs& args);
 
 // The pass, or passes, for which a workspace is allocated. It contains these arrays:

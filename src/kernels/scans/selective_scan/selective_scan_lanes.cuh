@@ -108,10 +108,10 @@ struct Place {
   bool exists;
 };
 
-// A thread's loads of a tile, in the type of the storage: x, delta and, in the backward, dy of
-// the tokens that it owns; an element of b or c; whether a document starts at the token with the
-// number of the thread's lane in the warp. The bias is loaded with them rather than once: the
-// backward has no register for it.
+// The values of a tile that a thread loads, in the storage type: x, delta and, in the backward, dy
+// of the tokens that it owns; an element of b or c; and whether a document starts at the token with
+// the number of the thread's lane in the warp. The bias is loaded with them rather than once,
+// because the backward has no register for it.
 template <typename T>
 struct TileLoads {
   T x[kOwn], delta[kOwn], dy[kOwn];

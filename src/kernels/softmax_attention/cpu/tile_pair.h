@@ -284,9 +284,9 @@ class TilePair {
     while (num_tiles_ >> powers > 0) ++powers;
     return powers;
   }
-  // If some query of a tile sees some key of another tile, the distance from the end of the key
-  // tile to the first query is num_past % 64 - 127 tokens (the first row of tile_decays_), plus a
-  // whole number of tiles.
+  // Computes the decays of the key tile `tile`. If some query of a tile sees some key of another
+  // tile, the first query is num_past % 64 - 127 tokens (the first row of tile_decays_) plus a
+  // whole number of tiles after the end of the key tile.
   void FindPairDecays(int tile) {
     const int tiles = (QueryPlace(0) - args_.num_past % kTile) / kTile - tile + 1;
     double* const decays = tile_decays_ + (NumPowers() + 1) * dim_;

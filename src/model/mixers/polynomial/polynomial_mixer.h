@@ -1,6 +1,6 @@
-// The base class of Based and ReBased: q and k have few channels per head (feature_dim), their
-// similarity is a polynomial kappa of degree 2 of s = q.k / sqrt(feature_dim), and outputs are
-// divided by the sum of similarities,
+// The base class of Based and ReBased. q and k have few channels per head (feature_dim). Their
+// similarity is a polynomial kappa of degree 2 of s = q.k / sqrt(feature_dim). Outputs are divided
+// by the sum of similarities,
 //
 //   o_t = sum over j <= t of kappa(s_tj) v_j / (sum over j <= t of kappa(s_tj) + eps),
 //
