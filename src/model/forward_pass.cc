@@ -165,13 +165,13 @@ MixerOutput ForwardPass::Call(size_t layer, const Mixer& mixer, MixerCall& call)
 MixerOutput ForwardPass::OverSegments(size_t layer, const Mixer& mixer,
                                       const MixerCall& call) const {
   const ops::SegmentGroup& group = *call.slice.segment->group;
-  const int64_t before = group.num_asked();
+  const int64_t before = group.num_reads();
   MixerOutput output = mixer.Forward(call);
   // A mixer that remembers earlier tokens but never requested those of other ranks would train on
   // separate slices.
   const MixerTraits traits = mixer.traits();
   HL_CHECK_AS(ExitCode::kUsage,
-              traits.splits_rows && (traits.state.empty() || group.num_asked() > before),
+              traits.splits_rows && (traits.state.empty() || group.num_reads() > before),
               config_.NameOfMixer(static_cast<int64_t>(layer)),
               " cannot split a row over several ranks. Use parallel.sp=1.");
   return output;

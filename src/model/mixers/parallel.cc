@@ -201,9 +201,9 @@ class Parallel : public Mixer {
     if (call.slice.segment == nullptr) return part.mixer->Forward(call);
     // A model checks the same for whole mixers, where one part could hide another.
     const ops::SegmentGroup& group = *call.slice.segment->group;
-    const int64_t before = group.num_asked();
+    const int64_t before = group.num_reads();
     MixerOutput out = part.mixer->Forward(call);
-    HL_CHECK_AS(ExitCode::kUsage, part.num_states == 0 || group.num_asked() > before,
+    HL_CHECK_AS(ExitCode::kUsage, part.num_states == 0 || group.num_reads() > before,
                 "mixer parallel: its part ", part.name,
                 " cannot split a row over several ranks. Use parallel.sp=1.");
     return out;

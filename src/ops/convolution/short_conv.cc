@@ -366,7 +366,7 @@ ShortConvInputs WithSegmentTail(const ShortConvInputs& inputs) {
            "ShortConv: a segment with a tail. Pass no tail: it comes from the previous rank.");
   ShortConvInputs alone = inputs;
   alone.segment.reset();
-  inputs.segment->group->NoteAsked();
+  inputs.segment->group->RecordRead();
   const int64_t length = inputs.weight.size(2) - 1;
   if (length > 0) alone.tail = DocumentBefore(inputs.x, length, *inputs.segment);
   return alone;

@@ -34,7 +34,7 @@ struct PooledOutputs {
 
 FocusPoolOutput PoolWindow(FocusPoolInputs inputs, const FocusPoolConfig& config) {
   const auto row = std::exchange(inputs.segment, nullptr);
-  row->group->NoteAsked();
+  row->group->RecordRead();
   if (config.window == 1) return FocusPool(inputs, config);
   const int64_t length = config.window - 1;
   const at::ScalarType wide = inputs.log_weight.scalar_type();

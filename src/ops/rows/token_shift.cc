@@ -206,7 +206,7 @@ Tensors TokenShift(const TokenShiftInputs& inputs) {
              "TokenShift: a segment with a tail. Pass no tail: it comes from the previous rank.");
     TokenShiftInputs alone = inputs;
     alone.segment.reset();
-    inputs.segment->group->NoteAsked();
+    inputs.segment->group->RecordRead();
     alone.tail = DocumentBefore(inputs.x, 1, *inputs.segment);
     return TokenShift(alone);
   }

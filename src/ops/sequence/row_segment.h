@@ -33,11 +33,11 @@ class SegmentGroup {
   // Records that a kernel reads earlier tokens. Every such kernel calls it, even if it needs no
   // data from other ranks. `num_tokens` is the number of tokens before the segment that it reads
   // individually; 0: none, because a state summarises them.
-  virtual void NoteAsked(int64_t num_tokens = 0) {
-    ++num_asked_;
+  virtual void RecordRead(int64_t num_tokens = 0) {
+    ++num_reads_;
     if (num_tokens > 0) reaches_.insert(num_tokens);
   }
-  int64_t num_asked() const { return num_asked_; }
+  int64_t num_reads() const { return num_reads_; }
   const std::set<int64_t>& reaches() const { return reaches_; }
   // Waits until all sends have completed; on a GPU, only the stream that wrote the sent tensors
   // waits. Call it at the end of a pass.
@@ -56,7 +56,7 @@ class SegmentGroup {
                                           Direction direction, const char* what) = 0;
 
  private:
-  int64_t num_asked_ = 0;
+  int64_t num_reads_ = 0;
   std::set<int64_t> reaches_;
 };
 

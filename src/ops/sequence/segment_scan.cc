@@ -203,7 +203,7 @@ std::shared_ptr<SharedMatrix> MatrixOfPieces(const at::Tensor& whole,
 }  // namespace
 
 Tensors RunSegment(const SegmentScan& scan, const RowSegment& row) {
-  row.group->NoteAsked();
+  row.group->RecordRead();
   std::vector<bool> wanted;
   for (const at::Tensor& x : scan.inputs)
     wanted.push_back(c10::GradMode::is_enabled() && x.defined() && x.requires_grad());

@@ -41,9 +41,9 @@ void SegmentTape::Run(const std::function<void()>& run) {
 }
 
 // A replayed run needs nothing from the other ranks.
-void SegmentTape::NoteAsked(int64_t num_tokens) {
-  SegmentGroup::NoteAsked(num_tokens);
-  if (mode_ != Mode::kReplay) group_->NoteAsked(num_tokens);
+void SegmentTape::RecordRead(int64_t num_tokens) {
+  SegmentGroup::RecordRead(num_tokens);
+  if (mode_ != Mode::kReplay) group_->RecordRead(num_tokens);
 }
 
 const at::Tensor& SegmentTape::Next(const char* what) {

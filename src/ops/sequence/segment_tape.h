@@ -29,7 +29,7 @@ class SegmentTape final : public SegmentGroup {
 
   int rank() const override { return group_->rank(); }
   int size() const override { return group_->size(); }
-  void NoteAsked(int64_t num_tokens = 0) override;
+  void RecordRead(int64_t num_tokens = 0) override;
   void Settle() override { group_->Settle(); }
   double TakeWaitSeconds() override { return group_->TakeWaitSeconds(); }
   at::Tensor AllGather(const at::Tensor& x, const char* what) override;

@@ -116,7 +116,7 @@ at::Tensor TokensBefore(const at::Tensor& x, int64_t count, const RowSegment& ro
   HL_CHECK(x.dim() >= 2 && row.lengths.size() == static_cast<size_t>(row.size()) &&
                x.size(1) == row.lengths[row.rank()],
            "x ", x.sizes(), " is not the segment of rank ", row.rank());
-  row.group->NoteAsked(count);
+  row.group->RecordRead(count);
   count = std::min(count, std::accumulate(row.lengths.begin(), row.lengths.end(), int64_t{0}));
   if (row.size() == 1 || count == 0) return x.narrow(1, 0, 0);
   const auto backward = [row, count, num_tokens = x.size(1),

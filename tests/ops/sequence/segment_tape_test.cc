@@ -88,10 +88,10 @@ TEST_F(SegmentTapeTest, PassesOnWhatIsOutsideOfRuns) {
 }
 
 TEST_F(SegmentTapeTest, NotesOnceWhatWasAsked) {
-  for (int run = 0; run < 2; ++run) tape_.Run([&] { tape_.NoteAsked(3); });
-  EXPECT_EQ(group_->num_asked(), 1);
+  for (int run = 0; run < 2; ++run) tape_.Run([&] { tape_.RecordRead(3); });
+  EXPECT_EQ(group_->num_reads(), 1);
   EXPECT_EQ(group_->reaches(), std::set<int64_t>{3});
-  EXPECT_EQ(tape_.num_asked(), 2);
+  EXPECT_EQ(tape_.num_reads(), 2);
 }
 
 TEST_F(SegmentTapeTest, RefusesARunThatAsksForSomethingElse) {
