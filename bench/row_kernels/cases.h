@@ -41,7 +41,7 @@ struct Case {
 
 struct CaseOptions {
   at::Device device = at::kCPU;
-  at::ScalarType dtype = at::kFloat;  // Of activations: fp32 or bf16.
+  at::ScalarType dtype = at::kFloat;  // The activations': fp32 or bf16.
   bool large = false;  // Operands exceed the caches; otherwise a layer of a 6 x 256 step.
 };
 

@@ -33,13 +33,13 @@ struct Traffic {
 
 struct Layer {
   std::string family;
-  std::vector<int64_t> shape;        // Of each activation.
+  std::vector<int64_t> shape;        // Shape of each activation.
   int num_inputs = 1;                // Number of activations.
   std::vector<int64_t> weight = {};  // fp32. Empty: none.
   int num_outputs = 1;
   Traffic traffic;
   Form ours, eager;              // [inputs..., weight] -> outputs
-  double max_error_bf16 = 5e-6;  // Of the weight's gradient, which is fp32.
+  double max_error_bf16 = 5e-6;  // For the weight's gradient, which is fp32.
 };
 
 Tensors NoGradients(const Form& form, const Tensors& operands) {

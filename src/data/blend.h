@@ -42,7 +42,7 @@ std::vector<uint32_t> BlendCounts(std::span<const double> weights);
 
 struct BlendSegment {
   uint64_t first_sample = 0;
-  std::vector<uint32_t> counts;  // Of each source in a cycle; their sum is kBlendCycle.
+  std::vector<uint32_t> counts;  // Rows of each source in a cycle; the sum is kBlendCycle.
   std::vector<uint64_t> base;    // Samples of each source before first_sample.
 };
 
@@ -68,7 +68,7 @@ class Blend {
 
   const std::vector<BlendSource>& sources() const { return sources_; }
   const std::vector<BlendSegment>& segments() const { return segments_; }
-  int64_t num_windows() const;  // Of all sources.
+  int64_t num_windows() const;  // The sum over all sources.
 
  private:
   // The sources of a cycle's samples before those of each block are permuted, and how many samples

@@ -62,7 +62,7 @@ class TokenSource {
   // Blocks until the next micro-batch is available. Rethrows errors of the reader.
   Batch Next();
 
-  int64_t num_windows() const;  // Of a blend: the sum over its sources.
+  int64_t num_windows() const;  // For a blend, the sum over its sources.
   const SampleOrder& order() const;
   const Blend* blend() const;  // Null for one dataset.
   // Returns the global number of the first sample of the next micro-batches of all ranks. Between

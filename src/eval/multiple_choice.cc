@@ -112,7 +112,7 @@ ChoiceScores ScoreChoices(const model::LanguageModel& model, const data::Tokeniz
   std::vector<EncodedPair> pairs;
   std::vector<size_t> lengths;
   std::vector<std::vector<double>> log_probs;
-  std::vector<double*> targets;  // Of each pair.
+  std::vector<double*> targets;  // The log-probability to set, for each pair.
   for (const ChoiceQuestion& question : questions) {
     log_probs.emplace_back(question.choices.size(), 0);
     for (size_t c = 0; c < question.choices.size(); ++c) {

@@ -40,7 +40,7 @@ struct ChoiceScores {
   // Shares of questions whose right choice has the largest log-probability, and the largest
   // log-probability per character of the choice. A tie counts for the first choice.
   double acc = 0, acc_norm = 0;
-  double acc_stderr = 0, acc_norm_stderr = 0;  // Of the mean over questions.
+  double acc_stderr = 0, acc_norm_stderr = 0;  // Standard errors of the means over questions.
 };
 // `log_probs` has the log-probability of each choice of each question.
 ChoiceScores JudgeChoices(std::span<const ChoiceQuestion> questions,

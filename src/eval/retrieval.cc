@@ -317,7 +317,7 @@ void Score(const Prompts& prompts, const AnswerScorer& scorer, bool joined, Samp
   const int64_t length = prompts.inputs.size(1);
   for (int64_t row = 0; row < prompts.inputs.size(0); ++row) {
     SampleSums& sum = sums[row];
-    double answer_correct = 1;  // Of the answer so far.
+    double answer_correct = 1;  // 1 if the answer is correct so far, else 0.
     for (int64_t t = row * length; t < (row + 1) * length; ++t) {
       const int64_t* target = prompts.targets.const_data_ptr<int64_t>() + t;
       if (*target < 0) continue;

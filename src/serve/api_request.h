@@ -15,7 +15,7 @@
 namespace halflife::serve {
 
 struct ApiLimits {
-  int64_t vocab_size = 0;         // Of the tokenizer: token ids of prompts are below it.
+  int64_t vocab_size = 0;         // The tokenizer's: token ids of prompts are below it.
   int64_t max_prompt_tokens = 0;  // Per prompt.
   int64_t max_new_tokens = 0;     // Per text. Larger requests are refused.
   int64_t max_texts = 128;        // Prompts times n.

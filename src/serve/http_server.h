@@ -29,8 +29,8 @@ struct HttpLimits {
   int64_t max_header_bytes = 32 << 10;  // The request line and all headers.
   int max_connections = 256;            // Further ones wait to be accepted.
   double request_seconds = 20;          // To receive a request.
-  double idle_seconds = 5;              // Of a connection between two requests.
-  double write_seconds = 20;            // Of a client that does not read.
+  double idle_seconds = 5;              // Limit for a connection between two requests.
+  double write_seconds = 20;            // Limit for a client that does not read.
 };
 
 // A connection of a client, as the thread that serves it sees it.

@@ -175,7 +175,7 @@ TEST_F(PrepareCrashTest, AFailingRunRemovesItsTemporary) {
 TEST_F(PrepareCrashTest, TheTemporaryOfALivingRunIsKept) {
   const fs::path living = dir_ / "out.tmp-0123abcd", other = dir_ / "outer.tmp-0123abcd";
   fs::create_directories(living);
-  fs::create_directories(other);  // Of another dataset.
+  fs::create_directories(other);  // The folder of another dataset.
   const int fd = ::open(living.c_str(), O_RDONLY | O_DIRECTORY);
   ASSERT_EQ(::flock(fd, LOCK_EX), 0);
   Prepare(Config());

@@ -179,7 +179,7 @@ TEST(GradientReducer, SumsInShardGroupsAndThenOverThem) {
     return std::sin(static_cast<float>(rank * 1000 + i));
   };
   const auto sums = [&](int shard, uint64_t seed) {
-    std::vector<float> received(layout.num_elements());  // Of all ranks together.
+    std::vector<float> received(layout.num_elements());  // The slices of all ranks.
     LocalWorld::Run(
         kRanks,
         [&](Communicator& world) {

@@ -64,7 +64,7 @@ TEST(Results, TheBestRateIsThatOfTheBestMeanNotOfTheBestRun) {
     EXPECT_EQ(group.best_label, "1e-3");
     EXPECT_EQ(group.num_runs, 2);
     EXPECT_DOUBLE_EQ(group.mean, 0.75);
-    EXPECT_NEAR(group.deviation, 0.1 / std::sqrt(2.0), 1e-15);  // Of the sample: n - 1.
+    EXPECT_NEAR(group.deviation, 0.1 / std::sqrt(2.0), 1e-15);  // The sample's deviation: n - 1.
     EXPECT_EQ(group.low, 0.7);
     EXPECT_EQ(group.high, 0.8);
   }

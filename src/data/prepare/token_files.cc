@@ -87,7 +87,7 @@ void Convert(const std::vector<char>& bytes, std::vector<int64_t>& ids) {
 // The part of a token file that holds a run of ids, with the end of a document behind it or not.
 struct Piece {
   uint64_t offset = 0;  // In bytes of X.bin.
-  uint64_t count = 0;   // Of ids.
+  uint64_t count = 0;   // Number of ids.
   bool ends = false;
 };
 
@@ -474,7 +474,7 @@ class TokenFilesRun {
   std::vector<int64_t> bytes_of_;  // The bytes of text that each id represents.
   PrepareProgress progress_;
   std::vector<int32_t> pending_;   // Ids of the current document that were not written.
-  ShardWriter* writer_ = nullptr;  // Of the current document, once its split is chosen.
+  ShardWriter* writer_ = nullptr;  // Null until the split of the current document is chosen.
 };
 
 }  // namespace

@@ -43,7 +43,7 @@ class TokenFile {
   // If all ids are one piece of the file, returns its first byte; otherwise nothing. Megatron's
   // files have several pieces, even if they are adjacent.
   std::optional<uint64_t> only_piece() const;
-  uint64_t id_bytes() const;  // Of one id in the file.
+  uint64_t id_bytes() const;  // Bytes of one id in the file.
 
  private:
   class Impl;

@@ -154,7 +154,7 @@ class Trainer {
   // run.
   std::optional<std::filesystem::path> resumed_run_;
   std::unique_ptr<HostSlices> loaded_;  // During a load, unless arena_is_stored().
-  FrozenAverage frozen_average_;        // Of this rank's slices.
+  FrozenAverage frozen_average_;        // For this rank's slices.
   uint64_t skipped_steps_ = 0;          // Steps of the data's order that the run has left out.
   bool skip_is_saved_ = true;           // False while the save of --skip-data is awaited.
   // Banners of the checkpoints that were skipped on resume.

@@ -19,7 +19,7 @@ struct MeasuredStep {
   int num_steps = 0;
   double step = 0, data_wait = 0, exposed_grad = 0, exposed_param = 0, exposed_rows = 0;
   double tokens_per_s = 0, peak_memory_bytes = 0;
-  std::map<std::string, int64_t> bytes_by_group = {};  // Of the last step.
+  std::map<std::string, int64_t> bytes_by_group = {};  // Bytes in the last step.
 };
 // Reads metrics.jsonl of a run's folder, or a file of this form. Throws Error kUsage if it has no
 // steps.

@@ -106,7 +106,7 @@ class Metrics {
   std::unique_ptr<EventLog> events_;
   bool terminal_;
   bool line_open_ = false;
-  int64_t num_steps_ = 0;         // Of this attempt.
+  int64_t num_steps_ = 0;         // Steps of this attempt.
   double mean_step_seconds_ = 0;  // Exponential mean, for the ETA.
 };
 

@@ -29,7 +29,7 @@ class InspectKindsTest : public testing::Test {
     const auto trained =
         fixture->Run({.run = "run", .set = {"train.steps=4", "ckpt.every=2", "eval.every=2"}});
     ASSERT_EQ(trained.exit_code, 0) << trained.err;
-    dist::FlightRecorder(0, 2).KeepIn(fixture->path("flight"), "a");  // Of a rank that has ended.
+    dist::FlightRecorder(0, 2).KeepIn(fixture->path("flight"), "a");  // A rank that has ended.
     const std::filesystem::path hf = fixture->path("hf");
     std::filesystem::create_directories(hf);
     std::ofstream(hf / "config.json") << R"({"model_type": "gla"})";

@@ -244,7 +244,7 @@ SlotStatistics Statistics(const MqarConfig& config, const MqarDraws& draws) {
 struct SlotTable {
   int64_t seq_len, num_pairs, count;
   std::vector<double> occupancy;  // At slots 0, 1, 3, 7 and the last; empty: 1 everywhere.
-  std::vector<double> mean;       // Of pairs 0, K / 2, K - 1.
+  std::vector<double> mean;       // Means of pairs 0, K / 2, K - 1.
 };
 
 // The table was measured over 100,000 rows and rounded. Both errors are added to 5 deviations of

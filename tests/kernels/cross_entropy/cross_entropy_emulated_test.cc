@@ -14,7 +14,7 @@ using test::Values;
 
 struct Case {
   int64_t num_rows, vocab;
-  double scale = 3;  // Of the logits.
+  double scale = 3;  // Factor on the logits.
   int shift = 0;     // Elements by which the logits are misaligned.
 };
 

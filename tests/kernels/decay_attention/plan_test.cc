@@ -466,7 +466,7 @@ TEST(DecayAttentionPlan, TurnsKeepMultiprocessorsBusy) {
       const DecayAttentionPlan plan = MakePlan(args, *device);
       if (plan.backward_batch_tiles == 1 || plan.backward.k == 0) continue;
       ++tiled;
-      const int rows = shape.B / plan.backward_batch_tiles;  // Of the smallest tile.
+      const int rows = shape.B / plan.backward_batch_tiles;  // Rows of the smallest tile.
       const int blocks = rows * shape.H * cuda::SlicesOf(args, plan.backward).count();
       DecayAttentionPlan fewer = plan;
       --fewer.backward_batch_tiles;

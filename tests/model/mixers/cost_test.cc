@@ -15,7 +15,7 @@ using test::BuiltMixer;
 using test::Normal;
 using test::PeakBytes;
 
-constexpr int64_t kDim = 64, kTokens = 16384;  // Of all rows together.
+constexpr int64_t kDim = 64, kTokens = 16384;  // Tokens of all rows.
 
 // Divides all tokens into rows of `seq_len`.
 at::Tensor Rows(int64_t seq_len) {

@@ -190,7 +190,7 @@ TEST(D2d, FarTokensWeighWhatTheFormulaSays) {
   mixer.Set("o_proj.weight", at::eye(12));
   mixer.Set("Ps", at::full({1, 12}, -0.2));
   at::Tensor x = at::zeros({1, kSeqLen, 12}, at::kDouble);
-  x[0][0].fill_(1e60);  // Of the last head's weights, only this one is visible.
+  x[0][0].fill_(1e60);  // The only visible weight of the last head.
   const double gamma = std::exp(static_cast<double>(static_cast<float>(-0.5)) + 0.2f);
   const double want = 1e60 * std::pow(gamma, 511) * (1 - gamma) / (1 - std::pow(gamma, 512));
   EXPECT_NEAR(mixer.Run(x)[0][511][11].item<double>() / want, 1, 1e-6);  // Ps is fp32.

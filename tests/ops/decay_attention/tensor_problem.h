@@ -98,7 +98,7 @@ inline DecayProblem MakeProblem(const ProblemShape& shape, uint64_t seed, at::Sc
     if (shape.normalised)
       problem.inputs.initial_state.norm = Uniform({B, H, K}, seed + 10).to(dtype) + 0.5;
   }
-  if (shape.documents) {  // Of random lengths.
+  if (shape.documents) {  // Documents of random lengths.
     problem.starts = Uniform({B, T}, seed + 6) < 0.1;
     problem.inputs.chunks = ChunksOf(problem.starts);
   }

@@ -60,9 +60,9 @@ struct RowOperation {
   std::function<Tensors(int64_t rows, int64_t width)> operands;
   std::vector<Shape> shapes;
   double fp32 = 3e-6;  // Error of the fp32 loops relative to the largest value.
-  int roundings = 1;   // Of a value to bf16. 0: the value stays fp32.
+  int roundings = 1;   // Roundings of a value to bf16. 0: the value stays fp32.
   int weight_roundings =
-      0;  // Of the gradients of fp32 weights, if intermediate results are stored.
+      0;  // Roundings in gradients of fp32 weights, if intermediate results are stored.
 };
 inline void PrintTo(const RowOperation& operation, std::ostream* out) { *out << operation.name; }
 

@@ -13,7 +13,7 @@ struct Operand {
 };
 
 constexpr int kTokens = 200, kHeads = 2, kNanHead = 1;
-constexpr int kDocuments[] = {0, 90, 140, kTokens};  // Of row 0.
+constexpr int kDocuments[] = {0, 90, 140, kTokens};  // Starts in row 0.
 
 struct Place {
   int b, t, h;

@@ -39,10 +39,10 @@ struct ProblemShape {
   bool far = false;          // Rows are more than 2^31 elements apart, see Layout.
   int num_segments = 1;
   int backward_segments = 0;                 // 0: num_segments.
-  int batch_tiles = 0;                       // Of both directions; 0: MakePlan decides.
-  int block_v = 0;                           // Of the forward; 0: MakePlan decides.
+  int batch_tiles = 0;                       // For both directions; 0: MakePlan decides.
+  int block_v = 0;                           // For the forward; 0: MakePlan decides.
   bool warpgroups = false;                   // As on a device with warpgroup instructions.
-  DecayBlock block;                          // Of both directions; none: MakePlan decides.
+  DecayBlock block;                          // For both directions; none: MakePlan decides.
   int shared_bytes = 227 << 10;              // The device's limit per block.
   bool simt = false, simt_backward = false;  // As if no tensor-core scan fits.
   std::vector<int32_t> document_starts, cu_seqlens;
