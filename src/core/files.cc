@@ -20,6 +20,16 @@ namespace fs = std::filesystem;
 
 using internal::ErrnoText;
 
+namespace {
+
+// The fix of a usual error of the system.
+const char* AdviceFor(int error) {
+  if (error == ENOSPC) return ". Free space on this disk.";
+  return error == EACCES ? ". Check its permissions." : "";
+}
+
+}  // namespace
+
 Fd& Fd::operator=(Fd&& other) noexcept {
   std::swap(fd_, other.fd_);
   return *this;
@@ -36,7 +46,7 @@ void Fd::Close(const fs::path& path, ExitCode code) {
 
 Fd OpenFile(const fs::path& path, int flags, ExitCode code, unsigned mode) {
   Fd fd(::open(path.c_str(), flags | O_CLOEXEC, mode));
-  HL_CHECK_AS(code, fd, "cannot open ", path.string(), ": ", ErrnoText(errno));
+  HL_CHECK_AS(code, fd, "cannot open ", path.string(), ": ", ErrnoText(errno), AdviceFor(errno));
   return fd;
 }
 
@@ -213,7 +223,8 @@ void WriteAll(int fd, const void* data, size_t bytes, const fs::path& path, Exit
   while (bytes > 0) {
     const ssize_t n = ::write(fd, at, bytes);
     if (n < 0 && errno == EINTR) continue;
-    HL_CHECK_AS(code, n >= 0, "cannot write ", path.string(), ": ", ErrnoText(errno));
+    HL_CHECK_AS(code, n >= 0, "cannot write ", path.string(), ": ", ErrnoText(errno),
+                AdviceFor(errno));
     at += n;
     bytes -= static_cast<size_t>(n);
   }

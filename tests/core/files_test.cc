@@ -152,7 +152,9 @@ TEST_F(Files, AnOutputGoesThroughWhatIsNoFile) {
 
   WriteOutput("/dev/null", "x", kCode);
   EXPECT_TRUE(fs::is_character_file("/dev/null"));
-  EXPECT_HL_ERROR(WriteOutput("/dev/full", "x", kCode), kCode, "No space left");
+  EXPECT_HL_ERROR(
+      WriteOutput("/dev/full", "x", kCode), kCode,
+      "cannot write /dev/full: No space left on device (errno 28). Free space on this disk.");
 }
 
 // The write uses the descriptor itself, so earlier and later output of the program is kept.
