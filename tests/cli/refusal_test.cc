@@ -353,8 +353,9 @@ TEST(Refusal, WordsThatAreMissingOrTooMany) {
   EXPECT_HL_ERROR(Parse({"train", "--config", "a", "--run", "b", "--run", "c"}), ExitCode::kUsage,
                   "--run has 2 values ('b', 'c'). Give 1.");
   EXPECT_NO_THROW(Parse({"train", "--config", "a", "--config", "b"}));
-  EXPECT_HL_ERROR(Parse({"train", "--config", "a", "b"}), ExitCode::kUsage,
-                  "`halflife train` does not accept 'b'. Remove it.");
+  EXPECT_HL_ERROR(
+      Parse({"train", "--config", "a", "b"}), ExitCode::kUsage,
+      "`halflife train` does not accept 'b'. Remove it, or write its option before it.");
   EXPECT_HL_ERROR(Parse({"doctor", "fast"}), ExitCode::kUsage,
                   "`halflife doctor` does not accept 'fast'");
   EXPECT_HL_ERROR(Parse({"doctor", "-x"}), ExitCode::kUsage, "does not accept '-x'");

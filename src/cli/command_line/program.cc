@@ -192,11 +192,13 @@ class Findings {
     return words_;
   }
 
-  // Describes the error of words that the command does not accept.
+  // Describes the error of words that the command does not accept. A frequent one is a value
+  // without its option.
   std::string Extras() const {
-    std::vector<std::string> extras = command_.remaining();
+    const std::vector<std::string> extras = command_.remaining();
     if (extras.empty()) return words_;
-    return Concat("does not accept '", Join(extras, "' '"), "'. Remove it.");
+    return Concat("does not accept '", Join(extras, "' '"), "'. Remove it",
+                  extras[0].starts_with('-') ? "." : ", or write its option before it.");
   }
 
  private:
