@@ -372,9 +372,9 @@ std::string ShardFileName(Split split, size_t number) {
 Hash128 FrameHash(std::string_view framed) { return FromBytes(framed.substr(framed.size() - 16)); }
 
 Manifest ReadManifest(const fs::path& path) {
-  std::error_code ignored;
+  std::error_code unknown;  // Whether the file exists, for example in the folder of another user.
   HL_CHECK_AS(
-      ExitCode::kData, fs::exists(path, ignored), path.string(),
+      ExitCode::kData, fs::exists(path, unknown) || unknown, path.string(),
       " is missing: the folder is not a prepared dataset. Make one with `halflife prepare`.");
   const std::string framed = ReadFile(path, ExitCode::kData);
   const std::string_view bytes(framed);

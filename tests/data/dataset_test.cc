@@ -17,6 +17,7 @@
 #include "data/small_datasets.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"
+#include "support/unreadable.h"
 
 namespace halflife::data {
 namespace {
@@ -162,6 +163,13 @@ TEST_F(DatasetTest, AFileIsNoDataset) {
   };
   refuse("train.txt", "");
   refuse("train.bin", " --in-place --validation-fraction 0");
+}
+
+TEST_F(DatasetTest, AFolderOfAnotherUserIsNotMissing) {
+  const TempDir dir;
+  const halflife::test::Unreadable unreadable(dir.path());
+  EXPECT_HL_ERROR(ReadManifest(dir / kManifestName), ExitCode::kData, "cannot open ",
+                  "Permission denied (errno 13). Check its permissions.");
 }
 
 TEST_F(DatasetTest, MissingAndCutShards) {
