@@ -204,7 +204,7 @@ std::string TrainSentencePiece(const std::vector<std::string>& lines, int vocab_
   std::string model = LoadSentencePieceBridge().train(options, next, error);
   HL_CHECK_AS(ExitCode::kData, error.empty(), "cannot train a sentencepiece model of ", vocab_size,
               " pieces on ", lines.size(), " lines; sentencepiece reports: ", error,
-              ". Use another --vocab, or provide more text.");
+              error.ends_with('.') ? "" : ".", " Use another --vocab, or provide more text.");
   return model;
 }
 
