@@ -211,16 +211,6 @@ TEST_P(DeltaRuleTest, EqualKeysStayExact) {
   }
 }
 
-TEST_P(DeltaRuleTest, ZeroKeysAndStrongDecaysAreFinite) {
-  DeltaProblem problem = MakeDeltaProblem({.seq_len = 100, .gate = gate()}, 100);
-  problem.inputs.k = at::zeros_like(problem.inputs.k);
-  ExpectSameAnswer(Answer(problem), RecurrenceAnswer(problem));
-  problem = MakeDeltaProblem({.seq_len = 100, .gate = gate()}, 101);
-  if (problem.inputs.log_decay.defined())
-    problem.inputs.log_decay = at::full_like(problem.inputs.log_decay, -5);
-  ExpectSameAnswer(Answer(problem), RecurrenceAnswer(problem));
-}
-
 void ExpectRelativeErrors(const DeltaAnswer& got, const DeltaAnswer& want, double outputs,
                           double gradients) {
   EXPECT_LE(test::MeanError(got.out, want.out), outputs);
@@ -309,114 +299,6 @@ INSTANTIATE_TEST_SUITE_P(Gates, DeltaRuleTest,
                            return test::ToString(std::get<0>(param.param)) +
                                   (std::get<1>(param.param) ? "Composed" : "Kernels");
                          });
-
-// ---- relations between the members of the family ----
-
-TEST(DeltaRuleFamily, EqualGatesOfAllChannelsAreAGatePerHead) {
-  const DeltaProblem per_head =
-      MakeDeltaProblem({.seq_len = 100, .resets = true, .documents = true}, 200);
-  DeltaProblem per_channel = per_head;
-  per_channel.inputs.log_decay =
-      per_head.inputs.log_decay.unsqueeze(3).expand({2, 100, 2, 6}).contiguous();
-  const DeltaAnswer want = DeltaRuleAnswer(per_head);
-  DeltaAnswer got = DeltaRuleAnswer(per_channel);
-  got.dlog_decay = got.dlog_decay.sum(3);
-  ExpectSameAnswer(got, want, {.outputs = 1e-12, .gradients = 1e-12});
-}
-
-TEST(DeltaRuleFamily, AGateOfZeroIsNoGate) {
-  const DeltaProblem none = MakeDeltaProblem({.seq_len = 100, .gate = DeltaGate::kNone}, 210);
-  DeltaProblem zero = none;
-  zero.inputs.log_decay = at::zeros_like(none.inputs.beta);
-  ExpectSameAnswer(DeltaRuleAnswer(zero), DeltaRuleAnswer(none),
-                   {.outputs = 1e-12, .gradients = 1e-12});
-}
-
-TEST(DeltaRuleFamily, WithoutWritesTheStateOnlyDecays) {
-  DeltaProblem problem = MakeDeltaProblem({.seq_len = 100}, 220);
-  problem.inputs.beta = at::zeros_like(problem.inputs.beta);
-  const at::Tensor decay = problem.inputs.log_decay.sum(1).exp().unsqueeze(2).unsqueeze(3);
-  EXPECT_TRUE(
-      Close(DeltaRule(problem.inputs, 1).final_state, decay * problem.inputs.initial_state, 1e-12));
-}
-
-// Orthonormal keys with beta = 1 store values exactly, and queries with those keys return them.
-TEST(DeltaRuleFamily, OrthonormalKeysStoreAndReturnValues) {
-  constexpr int64_t kKeys = 8;
-  const at::Tensor keys = at::eye(kKeys, at::kDouble).view({1, kKeys, 1, kKeys});
-  const at::Tensor old_values = Normal({1, kKeys, 1, 5}, 230),
-                   values = Normal({1, kKeys, 1, 5}, 231);
-  const auto twice = [](const at::Tensor& x) { return at::cat({x, x}, 1); };
-  DeltaRuleInputs in = {.q = twice(keys),
-                        .k = twice(keys),
-                        .v = at::cat({old_values, values}, 1),
-                        .beta = at::ones({1, 2 * kKeys, 1}, at::kDouble)};
-  const auto [out, state] = DeltaRule(in, 1);
-  EXPECT_TRUE(Close(out, in.v, 1e-12));
-  EXPECT_TRUE(Close(state.view({kKeys, 5}), values.view({kKeys, 5}), 1e-12));
-}
-
-// Slow decays over a long row, where a running sum of log decays would lose its digits.
-TEST(DeltaRuleFamily, SlowDecaysOverALongRowAreAccurate) {
-  DeltaProblem narrow = MakeDeltaProblem(
-      {.batch = 1, .seq_len = 16384, .heads = 1, .value_heads = 1, .dim_k = 8, .dim_v = 4}, 240,
-      at::kFloat);
-  narrow.inputs.log_decay = at::full_like(narrow.inputs.log_decay, std::log1p(-1e-6));
-  const DeltaRuleInputs wide = ToStorage(narrow, at::kDouble).inputs;
-  const auto [out, state] = DeltaRule(narrow.inputs, narrow.scale);
-  const auto [want_out, want_state] = DeltaRule(wide, narrow.scale);
-  EXPECT_TRUE(Close(out, want_out, 1e-5));
-  EXPECT_TRUE(Close(state, want_state, 1e-5));
-}
-
-// ---- golden values, from an independent implementation in fp64 ----
-
-DeltaProblem ToTensors(const kernels::test::Golden& golden) {
-  const kernels::DeltaReferenceProblem p = kernels::test::MakeGoldenProblem(golden);
-  const int64_t B = p.batch, T = p.seq_len, H = p.num_heads, HV = p.num_value_heads,
-                K = p.head_dim_k, V = p.head_dim_v;
-  DeltaProblem problem;
-  problem.scale = p.scale;
-  DeltaRuleInputs& in = problem.inputs;
-  in.q = test::ToTensor(p.q, {B, T, H, K});
-  in.k = test::ToTensor(p.k, {B, T, H, K});
-  in.v = test::ToTensor(p.v, {B, T, HV, V});
-  in.beta = test::ToTensor(p.beta, {B, T, HV});
-  if (p.decay == kernels::DeltaDecay::kPerToken)
-    in.log_decay = test::ToTensor(p.log_decay, {B, T, HV});
-  if (p.decay == kernels::DeltaDecay::kPerTokenChannel)
-    in.log_decay = test::ToTensor(p.log_decay, {B, T, HV, K});
-  in.initial_state = test::ToTensor(p.initial_state, {B, HV, K, V});
-  problem.dout = test::ToTensor(p.dout, {B, T, HV, V});
-  problem.dfinal_state = test::ToTensor(p.dfinal_state, {B, HV, K, V});
-  return problem;
-}
-
-// Compares the first values of `got` in memory order.
-void ExpectGolden(const char* name, const at::Tensor& got, const std::vector<double>& want) {
-  const at::Tensor flat = got.contiguous().flatten();
-  for (size_t i = 0; i < want.size(); ++i)
-    EXPECT_NEAR(flat.const_data_ptr<double>()[i], want[i], 1e-9) << name << " " << i;
-}
-
-TEST(DeltaRuleGolden, ValuesAndGradients) {
-  for (const kernels::test::Golden& golden : kernels::test::GoldenColumns()) {
-    SCOPED_TRACE(testing::Message() << "seed " << golden.seed);
-    const DeltaAnswer answer = DeltaRuleAnswer(ToTensors(golden));
-    for (const int64_t head : {0, 1})
-      ExpectGolden("out", answer.out.select(1, 6).select(1, head), golden.out_last[head]);
-    ExpectGolden("sum of squares", (answer.final_state * answer.final_state).sum(),
-                 {golden.state_squares});
-    ExpectGolden("state", answer.final_state, golden.state_row);
-    ExpectGolden("dq", answer.dq, golden.dq);
-    ExpectGolden("dk", answer.dk, golden.dk);
-    ExpectGolden("dv", answer.dv, golden.dv);
-    ExpectGolden("dbeta", answer.dbeta, golden.dbeta);
-    if (answer.dlog_decay.defined())
-      ExpectGolden("dlog_decay", answer.dlog_decay, golden.dlog_decay);
-    ExpectGolden("dinitial_state", answer.dinitial_state, golden.dinitial);
-  }
-}
 
 // ---- routes ----
 

@@ -81,24 +81,6 @@ TEST(FocusPoolTest, GradientsAreFiniteDifferences) {
   }
 }
 
-TEST(FocusPoolTest, GradientsStayWithinDocuments) {
-  constexpr int64_t kSeqLen = 20;
-  for (const int64_t window : kWindows) {
-    SCOPED_TRACE(window);
-    const Operands x = Make(kSeqLen);
-    const at::Tensor weights = Normal({kBatch, kSeqLen, kHeads, kDim}, 3);
-    const auto loss = [&](const std::vector<at::Tensor>& in) {
-      const FocusPoolOutput y =
-          FocusPool({.log_weight = in[0], .u = in[1], .chunks = Documents(kSeqLen)},
-                    {.window = window, .want_state = true});
-      at::Tensor sum = (y.out * weights).sum();
-      for (const at::Tensor& value : TrueValues(y.final_state)) sum = sum + value.square().sum();
-      return sum;
-    };
-    test::ExpectFiniteDifferences(loss, {x.log_weight, x.u}, 1e-5, /*stride=*/7);
-  }
-}
-
 // Numbers 1 and 9 through tensors, including strided ones.
 TEST(FocusPoolTest, FloatAndBf16MatchFp64) {
   for (const int64_t window : kWindows) {

@@ -38,19 +38,6 @@ TEST(RotaryTest, TurnsHalvesByPositionTimesFrequency) {
   }
 }
 
-TEST(RotaryTest, ProductsDependOnDistanceOnly) {
-  const at::Tensor q = Normal({1, 1, 1, 64}, 1), k = Normal({1, 1, 1, 64}, 2);
-  const auto product = [&](int64_t q_position, int64_t k_position) {
-    const at::Tensor a = ApplyRotary(q, MakeRotaryTable(Positions(1, 1, q_position), 64, 10000));
-    const at::Tensor b = ApplyRotary(k, MakeRotaryTable(Positions(1, 1, k_position), 64, 10000));
-    return (a * b).sum().item<double>();
-  };
-  // Each of 32 pairs has the roundings of two tables, 2^-24 of products of a few units.
-  for (const int64_t shift : {int64_t{1000}, int64_t{100'000}, int64_t{10'000'000}})
-    EXPECT_NEAR(product(7, 3), product(7 + shift, 3 + shift), 1e-5) << shift;
-  EXPECT_GT(std::abs(product(7, 3) - product(7, 5)), 0.1);
-}
-
 // With fp64 tables, fp64 products differ only by the rounding of angles, 2^-53 of 1e5.
 TEST(RotaryTest, TablesOfFp64KeepDistancesOfFp64) {
   const at::Tensor q = Normal({1, 1, 1, 64}, 1), k = Normal({1, 1, 1, 64}, 2);
@@ -74,14 +61,6 @@ TEST(RotaryTest, OwnFrequenciesAndFactor) {
   EXPECT_TRUE(test::BitEqual(twice.cos, usual.cos * 2));
   const std::vector<double> still(4, 0.0);
   EXPECT_TRUE(test::BitEqual(MakeRotaryTable(positions, still).sin, usual.sin * 0));
-}
-
-TEST(RotaryTest, GradientTurnsBack) {
-  const RotaryTable table = MakeRotaryTable(Positions(1, 4, 2), 6, 10000);
-  const at::Tensor x = Normal({1, 4, 2, 6}, 1, at::kFloat).requires_grad_();
-  const at::Tensor y = ApplyRotary(x, table);
-  const auto grads = torch::autograd::grad({y}, {x}, {y.detach()});
-  EXPECT_TRUE(test::Close(grads[0], x, 5e-7));  // The transpose of a rotation is its inverse.
 }
 
 // A table of r/2 pairs rotates the first r channels as heads of width r, and copies the others.

@@ -96,23 +96,6 @@ ops::SelectiveScanInputs Narrow(const ops::SelectiveScanInputs& in, int64_t begi
   return part;
 }
 
-// The recurrence token by token with LibTorch's operations on whole tensors.
-TEST(SelectiveScanTest, IsTheRecurrence) {
-  const ops::SelectiveScanInputs in = Inputs(40, 6, 4, at::kDouble);
-  const at::Tensor step = (in.delta + in.delta_bias).exp().log1p();
-  at::Tensor h = at::zeros({2, 6, 4}, at::kDouble);
-  const auto [y, final] = ops::SelectiveScan(in);
-  for (int64_t t = 0; t < 40; ++t) {
-    const at::Tensor one = step.select(1, t).unsqueeze(2);
-    h = (one * in.a).exp() * h +
-        one * in.x.select(1, t).unsqueeze(2) * in.b.select(1, t).unsqueeze(1);
-    const at::Tensor want =
-        (h * in.c.select(1, t).unsqueeze(1)).sum(2) + in.skip * in.x.select(1, t);
-    EXPECT_TRUE(Close(y.select(1, t), want, 1e-13)) << t;
-  }
-  EXPECT_TRUE(Close(final, h, 1e-13));
-}
-
 // The layout of a part of the channels within the whole, in both directions.
 TEST(SelectiveScanTest, TakesChannelsOutOfWiderRows) {
   constexpr int64_t kFirst = 9, kChannels = 70;
