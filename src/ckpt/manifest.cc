@@ -373,6 +373,8 @@ uint64_t WordAt(std::string_view bytes, size_t at) {
 // Returns the payload after checking length and hash. They are checked first because protobuf
 // accepts a message that was cut between two fields.
 std::string_view CheckedPayload(std::string_view bytes, const std::string& where) {
+  CheckDamage(!bytes.starts_with("HLDATA"), where,
+              " describes a dataset. Use the folder of a run or of one of its steps");
   CheckDamage(bytes.size() >= kFrameBytes && bytes.substr(0, 8) == kMagic, where,
               ": not a checkpoint manifest (", bytes.size(), " bytes, magic not found)");
   const uint64_t length = WordAt(bytes, 8);

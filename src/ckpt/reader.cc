@@ -39,8 +39,11 @@ std::vector<StepDir> RequireSteps(const fs::path& run) {
     std::vector<StepDir> steps = ListPublished(ckpt_dir);
     if (!steps.empty()) return steps;
   }
-  HL_FAIL(ExitCode::kNoUsableCheckpoint, "no checkpoint in ", run.string(), ": looked for ",
-          kManifestName, ", ckpt/step_* and step_* in it");
+  HL_FAIL(
+      ExitCode::kNoUsableCheckpoint, "no checkpoint in ", run.string(), ": looked for ",
+      kManifestName,
+      ", ckpt/step_* and step_* in it. Use the folder of a run that has saved a step, or of one of "
+      "its steps.");
 }
 
 // Returns "1200, 1100 and 3 more", the newest first.

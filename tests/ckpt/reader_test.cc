@@ -108,7 +108,10 @@ TEST_F(ReaderTest, FindsTheStepOfARunAFolderOrItself) {
   EXPECT_EQ(RunOfStep("/elsewhere/step_000000000100"), fs::path());
   const TempDir empty;
   EXPECT_HL_ERROR(FindStep(empty.path()), ExitCode::kNoUsableCheckpoint, "no checkpoint in",
-                  "looked for manifest.pb, ckpt/step_* and step_*");
+                  "looked for manifest.pb, ckpt/step_* and step_* in it. Use the folder of a run");
+  AtomicWriteFile(empty / "manifest.pb", "HLDATA\x01\n...", ExitCode::kData);
+  EXPECT_HL_ERROR(StepReader::Open(FindStep(empty.path())), ExitCode::kNoUsableCheckpoint,
+                  "describes a dataset. Use the folder of a run");
   EXPECT_HL_ERROR(FindStep(empty / "x"), ExitCode::kNoUsableCheckpoint, "is not a folder",
                   "Use the folder of a run or of one of its steps, or RUN@latest, RUN@best");
 }
