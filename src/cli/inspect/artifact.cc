@@ -1,9 +1,12 @@
 #include "cli/inspect/artifact.h"
 
+#include <fcntl.h>
+
 #include <nlohmann/json.hpp>
 
 #include "cli/ckpt_report.h"
 #include "core/error.h"
+#include "core/files.h"
 #include "core/human.h"
 
 namespace halflife::cli::inspect {
@@ -38,11 +41,14 @@ std::string Forms() {
 std::span<const Artifact> Artifacts() { return kArtifacts; }
 
 const Artifact& Recognise(const fs::path& path) {
-  std::error_code ignored;
-  HL_CHECK_AS(ExitCode::kUsage, fs::exists(path, ignored), path.string(),
+  std::error_code unknown;
+  HL_CHECK_AS(ExitCode::kUsage, fs::exists(path, unknown) || unknown, path.string(),
               " does not exist. Use the path of one of these:", Forms());
   for (const Artifact& artifact : kArtifacts)
     if (artifact.recognises(path)) return artifact;
+  // A folder of another user looks as if it were empty.
+  if (fs::is_directory(path, unknown) || unknown)
+    OpenFile(path, O_RDONLY | O_DIRECTORY, ExitCode::kData);
   HL_FAIL(ExitCode::kUsage, path.string(), " is not of a known kind. Use one of these:", Forms());
 }
 

@@ -11,6 +11,7 @@
 #include "data/synthetic/mqar.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"
+#include "support/unreadable.h"
 
 namespace halflife::cli::inspect {
 namespace {
@@ -78,6 +79,12 @@ TEST_F(InspectDatasetTest, LabelledRowsHaveSegmentsAndATestSplit) {
 TEST_F(InspectDatasetTest, ShardsWithoutAManifestAreADamagedDataset) {
   std::filesystem::remove(dir_ / "out/manifest.pb");
   EXPECT_HL_ERROR(Describe(dir_ / "out"), ExitCode::kData, "manifest.pb is missing");
+}
+
+TEST_F(InspectDatasetTest, AFolderOfAnotherUser) {
+  const test::Unreadable unreadable(dir_ / "out");
+  EXPECT_HL_ERROR(Describe(dir_ / "out"), ExitCode::kData, "out: Permission denied",
+                  "Check its permissions.");
 }
 
 TEST_F(InspectDatasetTest, AShardIsVerifiedAgainstItsManifest) {
