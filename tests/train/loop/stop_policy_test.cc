@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <functional>
 
 namespace halflife::train {
 namespace {
@@ -56,41 +57,49 @@ TEST(StopPolicy, TheReducedRequestsDecide) {
             ExitCode::kInterrupted);
 }
 
-// Each case runs in its own process, because a request cannot be withdrawn.
+// Runs `check` in a process of its own, because a request cannot be withdrawn.
+void InOwnProcess(const std::function<void()>& check) {
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    check();
+    ::_exit(testing::Test::HasFailure() ? 1 : 0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(pid, &status, 0), pid);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "status " << status;
+}
+
 TEST(StopPolicy, AClosedTerminalAsksForASaveUnlessItIsToBeIgnored) {
-  const auto exit_code_where = [](void (*disposition)(int)) {
-    const pid_t pid = ::fork();
-    if (pid == 0) {
+  const auto raise_where = [](void (*disposition)(int), bool saves) {
+    InOwnProcess([&] {
       std::signal(SIGHUP, disposition);
       StopFlags::InstallHandlers();
       std::raise(SIGHUP);
-      ::_exit(StopPolicy(0).OwnRequests(0).any(Scalar::kSaveAndRequeue) ? 1 : 0);
-    }
-    int status = 0;
-    ::waitpid(pid, &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+      EXPECT_EQ(StopPolicy(0).OwnRequests(0).any(Scalar::kSaveAndRequeue), saves);
+    });
   };
-  EXPECT_EQ(exit_code_where(SIG_DFL), 1);
-  EXPECT_EQ(exit_code_where(SIG_IGN), 0);  // As under nohup.
+  raise_where(SIG_DFL, true);
+  raise_where(SIG_IGN, false);  // As under nohup.
 }
 
-// This is the last test, because its requests cannot be withdrawn.
 TEST(StopPolicy, SignalsAndTheLimitBecomeRequests) {
-  StopFlags::InstallHandlers();
-  const StopPolicy policy(100);
-  EXPECT_FALSE(policy.OwnRequests(0).any(Scalar::kTimeLimit));
-  EXPECT_TRUE(policy.OwnRequests(100).any(Scalar::kTimeLimit));
+  InOwnProcess([] {
+    StopFlags::InstallHandlers();
+    const StopPolicy policy(100);
+    EXPECT_FALSE(policy.OwnRequests(0).any(Scalar::kTimeLimit));
+    EXPECT_TRUE(policy.OwnRequests(100).any(Scalar::kTimeLimit));
 
-  EXPECT_FALSE(policy.OwnRequests(0).any(Scalar::kSaveAndContinue));
-  std::raise(SIGUSR2);
-  EXPECT_TRUE(policy.OwnRequests(0).any(Scalar::kSaveAndContinue));
-  EXPECT_FALSE(policy.OwnRequests(0).any(Scalar::kSaveAndContinue)) << "one request, one save";
+    EXPECT_FALSE(policy.OwnRequests(0).any(Scalar::kSaveAndContinue));
+    std::raise(SIGUSR2);
+    EXPECT_TRUE(policy.OwnRequests(0).any(Scalar::kSaveAndContinue));
+    EXPECT_FALSE(policy.OwnRequests(0).any(Scalar::kSaveAndContinue)) << "one request, one save";
 
-  EXPECT_FALSE(policy.OwnRequests(0).any(Scalar::kSaveAndRequeue));
-  std::raise(SIGTERM);
-  EXPECT_TRUE(policy.OwnRequests(0).any(Scalar::kSaveAndRequeue));
-  EXPECT_TRUE(policy.OwnRequests(0).any(Scalar::kSaveAndRequeue)) << "until the run has stopped";
-  EXPECT_FALSE(policy.OwnRequests(0).any(Scalar::kSaveAndStop));
+    EXPECT_FALSE(policy.OwnRequests(0).any(Scalar::kSaveAndRequeue));
+    std::raise(SIGTERM);
+    EXPECT_TRUE(policy.OwnRequests(0).any(Scalar::kSaveAndRequeue));
+    EXPECT_TRUE(policy.OwnRequests(0).any(Scalar::kSaveAndRequeue)) << "until the run has stopped";
+    EXPECT_FALSE(policy.OwnRequests(0).any(Scalar::kSaveAndStop));
+  });
 }
 
 }  // namespace
