@@ -64,24 +64,45 @@ void HostSlices::ForEachFrozenPart(
   }
 }
 
+namespace {
+
+// Moves averages towards weights that stay, by one update after another, so the bits do not depend
+// on the updates after which steps are saved. The factors never rise: an update that changes no
+// average is followed by none that does.
+void MoveTowards(std::span<const float> weights, std::span<const float> factors,
+                 std::span<float> averages) {
+  for (const float factor : factors) {
+    bool moved = false;
+    for (size_t i = 0; i < averages.size(); ++i) {
+      const float next = averages[i] + factor * (weights[i] - averages[i]);
+      moved |= next != averages[i];
+      averages[i] = next;
+    }
+    if (!moved) return;
+  }
+}
+
+}  // namespace
+
 void HostSlices::WriteFrozenAverage(double ema_decay, uint64_t num_updates,
                                     FrozenAverage& average) {
-  double kept = 1;  // the share of the old average
+  constexpr size_t kBlock = 4096;  // elements that stay in the cache over all updates
+  std::vector<float> factors;
   for (uint64_t update = average.num_updates + 1; update <= num_updates; ++update)
-    kept *= AverageDecay(ema_decay, update);
+    factors.push_back(1.0f - static_cast<float>(AverageDecay(ema_decay, update)));
   average.num_updates = num_updates;
-  const auto changed = static_cast<float>(1 - kept);
-  size_t at = 0;
+  auto values = std::span(average.values);
   ForEachFrozenPart([&](std::span<float> out, std::span<const float> weights) {
     if (average.values.empty()) {
       std::ranges::copy(weights, out.begin());
       return;
     }
-    for (size_t i = 0; i < out.size(); ++i, ++at) {
-      float& value = average.values[at];
-      value += changed * (weights[i] - value);  // no change of bits where both are equal
-      out[i] = value;
+    for (size_t begin = 0; begin < out.size(); begin += kBlock) {
+      const size_t count = std::min(kBlock, out.size() - begin);
+      MoveTowards(weights.subspan(begin, count), factors, values.subspan(begin, count));
     }
+    std::ranges::copy(values.first(out.size()), out.begin());
+    values = values.subspan(out.size());
   });
 }
 

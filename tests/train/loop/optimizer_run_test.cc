@@ -136,10 +136,12 @@ TEST_F(OptimizerRunTest, TheAverageOfAParameterThatIsFrozenOnAResumeDoesNotJump)
   std::vector<float> expected = start.at("optim/ema/embeddings.weight");
   std::vector<std::string> freezes = set;
   freezes.emplace_back("optimizer.group=[{ match: \"embeddings\" frozen: true }]");
-  const auto freeze_at = [&](const Mesh& mesh) {
+  const auto freeze_at = [&](const Mesh& mesh, int save_every = 1) {
+    std::vector<std::string> on_mesh = On(mesh, freezes);
+    on_mesh.push_back(Concat("ckpt.every=", save_every));
     return TrainingRuns::Train(
         {.ranks = mesh.ranks,
-         .set = On(mesh, freezes),
+         .set = on_mesh,
          .resume = "step=3",
          .allow_change = {"optimizer.group.0.frozen", "optimizer.group.0.lr_scale",
                           "optimizer.group.0.match"}});
@@ -168,6 +170,10 @@ TEST_F(OptimizerRunTest, TheAverageOfAParameterThatIsFrozenOnAResumeDoesNotJump)
   }
   ASSERT_EQ(Train(1, freezes, "step=5"), ExitCode::kFinished) << log_;
   EXPECT_EQ(ArraysOf(6), last);
+  for (const int save_every : {0, 2}) {  // 0: only after the last step
+    ASSERT_EQ(freeze_at({1, 0}, save_every), ExitCode::kFinished) << log_;
+    EXPECT_EQ(ArraysOf(6), last) << "saved every " << save_every << " steps";
+  }
 }
 
 TEST_F(OptimizerRunTest, TheAverageIsLoadedByName) {
