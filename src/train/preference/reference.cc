@@ -5,11 +5,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string_view>
 
 #include "ckpt/collective.h"
 #include "ckpt/safetensors.h"
 #include "core/error.h"
 #include "core/files.h"
+#include "core/hash.h"
 #include "eval/batch_tensors.h"
 #include "ops/torch/host_transfer.h"
 
@@ -118,6 +120,13 @@ ComparedRows CompareRows(const PreferenceConfig& config, const data::TokenView& 
   return compared;
 }
 
+namespace {
+
+// The name of the hash of all scores in the metadata of the file. Older files have none.
+constexpr char kScoresHash[] = "xxh3_128";
+
+}  // namespace
+
 void WriteReference(const fs::path& run, const Reference& reference) {
   std::vector<st::Entry> entries;
   std::string values;
@@ -131,9 +140,13 @@ void WriteReference(const fs::path& run, const Reference& reference) {
                        .begin = begin,
                        .end = values.size()});
   }
-  AtomicWriteFile(run / kReferenceFile,
-                  st::BuildHeader(entries, {{"run_id", reference.run_id}}, sizeof(double)) + values,
-                  ExitCode::kCheckpointIo);
+  AtomicWriteFile(
+      run / kReferenceFile,
+      st::BuildHeader(entries,
+                      {{"run_id", reference.run_id}, {kScoresHash, ToHex(HashBytes(values))}},
+                      sizeof(double)) +
+          values,
+      ExitCode::kCheckpointIo);
 }
 
 fs::path FolderOfReference(const fs::path& run, const fs::path& own) {
@@ -153,6 +166,14 @@ void ReadReference(const fs::path& run, Reference& reference) {
   const auto id = header.metadata.find("run_id");
   HL_CHECK_AS(kCode, id != header.metadata.end() && id->second == reference.run_id, path.string(),
               " belongs to another run. Restore the file of the run whose step is resumed.");
+  const auto hash = header.metadata.find(kScoresHash);
+  HL_CHECK_AS(
+      kCode,
+      hash == header.metadata.end() ||
+          hash->second == ToHex(HashBytes(std::string_view(text).substr(header.data_offset))),
+      path.string(),
+      " is damaged: the scores do not have the hash of its header. Restore the file of the run "
+      "whose step is resumed.");
   for (auto& [split, scores] : reference.splits) {
     const auto entry = std::ranges::find(header.entries, data::Name(split), &st::Entry::name);
     const size_t bytes = scores.values().size() * sizeof(double);

@@ -80,7 +80,8 @@ void WriteReference(const std::filesystem::path& run, const Reference& reference
 std::filesystem::path FolderOfReference(const std::filesystem::path& run,
                                         const std::filesystem::path& own);
 // Reads the scores into `reference`, which has the run's id and splits of the right sizes. Throws
-// Error kNoUsableCheckpoint if the file is missing, or belongs to another run or dataset.
+// Error kNoUsableCheckpoint if the file is missing or damaged, or belongs to another run or
+// dataset.
 void ReadReference(const std::filesystem::path& run, Reference& reference);
 
 }  // namespace halflife::train

@@ -180,6 +180,14 @@ TEST_F(PreferenceRun, RowsOverSeveralRanks) {
   }
 }
 
+void FlipLastByte(const fs::path& path) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(-1, std::ios::end);
+  const char byte = static_cast<char>(file.get() ^ 1);
+  file.seekp(-1, std::ios::end);
+  file.put(byte);
+}
+
 TEST_F(PreferenceRun, ResumesExactly) {
   const std::vector<std::string> saves = {"ckpt.every=2", "ckpt.keep_last=9"};
   Train({.folder = "saved", .set = saves});
@@ -211,6 +219,10 @@ TEST_F(PreferenceRun, ResumesExactly) {
   fs::copy(*data_dir / "saved" / kReferenceFile, *data_dir / "from_loose" / kReferenceFile);
   Train(from_loose);
   EXPECT_EQ(Digest("from_loose"), whole);
+  FlipLastByte(*data_dir / "saved" / kReferenceFile);
+  EXPECT_HL_ERROR(Train({.folder = "saved", .set = saves, .resume = "step=2"}),
+                  ExitCode::kNoUsableCheckpoint, (*data_dir / "saved" / kReferenceFile).string(),
+                  " is damaged: the scores do not have the hash of its header. Restore the file");
   fs::remove(*data_dir / "saved" / kReferenceFile);
   EXPECT_HL_ERROR(Train({.folder = "saved", .set = saves, .resume = "step=2"}),
                   ExitCode::kNoUsableCheckpoint, kReferenceFile,
