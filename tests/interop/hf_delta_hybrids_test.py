@@ -225,6 +225,9 @@ class DeltaHybrids(unittest.TestCase):
             ("qwen3_5_text", QWEN, {"hidden_act": "gelu"}, "hidden_act is 'gelu'. Only silu"),
             ("qwen3_5_text", QWEN, {"rope_parameters": {"partial_rotary_factor": 1.5}},
              "rope_parameters.partial_rotary_factor is 1.5 with heads of 16 channels. Use a number"),
+            ("qwen3_5_text", QWEN, {"rope_parameters": shared.ROPE_SCALINGS["yarn"] | {
+                "partial_rotary_factor": 0.2}},
+             "rope_parameters.yarn rotates 3 channels of each head. Use a partial_rotary_factor that"),
             ("olmo_hybrid", OLMO, {"layer_types": ["linear_attention"] * 4},
              "layer_types has 0 of 4 layers of full_attention. Use a model that has full_attention and"),
             ("olmo_hybrid", OLMO, {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5."),

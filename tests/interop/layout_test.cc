@@ -646,6 +646,10 @@ TEST(LayoutTest, RefusesOtherRotations) {
           "rope_parameters.full_attention is an object of its own. Use a model whose layers");
   refused(R"("is_causal": false)",
           "is_causal is false, so tokens see later tokens. Use a causal model.");
+  refused(R"("per_layer_config": {"0": {"rms_norm_eps": 0.5}})",
+          "per_layer_config gives some layers other settings. Use a model without this key.");
+  refused(R"("quantization_config": {"quant_method": "fp8"})",
+          "quantization_config is set, so the weights are quantized. Use a folder of the same");
   refused(R"("rope_scaling": 2)", "rope_scaling is not an object. Use one, such as");
 }
 

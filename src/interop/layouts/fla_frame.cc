@@ -163,6 +163,14 @@ void IgnoreCommonKeys(ConfigReader& reader) {
                  "auto_map"});
   reader.Require(reader.Bool("is_causal", true),
                  "is_causal is false, so tokens see later tokens. Use a causal model.");
+  const nlohmann::json* of_layers = reader.Member("per_layer_config");
+  reader.Require(
+      of_layers == nullptr || of_layers->empty(),
+      "per_layer_config gives some layers other settings. Use a model without this key.");
+  reader.Require(
+      !reader.Has("quantization_config"),
+      "quantization_config is set, so the weights are quantized. Use a folder of the same "
+      "model with weights in fp32, bf16 or fp16.");
 }
 
 model::ModelConfig ReadFlaFrame(ConfigReader& reader, const FrameDefaults& defaults) {

@@ -49,6 +49,9 @@ model::PositionsConfig ReadYarn(ConfigReader& rope, double factor, int64_t lengt
   const double attention_factor = rope.Double("attention_factor", mscales);
   rope.Require(!rope.Has("attention_factor") || attention_factor > 0, "attention_factor is ",
                attention_factor, ". Use a number above 0, or remove the key.");
+  // The class has one value of the ramp too few for an odd number of channels.
+  rope.Require(head_dim % 2 == 0, "yarn rotates ", head_dim,
+               " channels of each head. Use a partial_rotary_factor that rotates an even number.");
   if (theta > 1 && ramp.fast >= ramp.slow && ramp.slow > 0) {
     const model::YarnRamp pairs = model::YarnRampOf(head_dim, theta, ramp);
     rope.Require(pairs.first <= pairs.last, "original_max_position_embeddings is ", length,
