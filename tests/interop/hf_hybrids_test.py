@@ -134,7 +134,8 @@ class Hybrids(shared.HfModels):
         self.check_variants(NEMOTRON, NEMOTRON_VARIANTS, ("layers_block_type", "time_step_min"))
 
     def test_nemotron_h_with_other_keys(self):
-        """The pattern, keys of older versions, keys without effect, and layers for later tokens."""
+        """The pattern, keys of older versions, keys without effect, layers for later tokens, and the
+        names of tensors in the class."""
         folder, model = self.make_folder(**NEMOTRON, hybrid_override_pattern="M-*-")
         want = self.log_probs_of(model)
 
@@ -146,7 +147,9 @@ class Hybrids(shared.HfModels):
                           attention_bias=True, time_step_limit=[0.5, 0.6], expand=7)
 
         shared.change_config(folder, make_old)
-        shared.change_weights(folder, lambda all: all.update({"mtp.layers.0.norm.weight": torch.ones(32)}))
+        shared.change_weights(folder, lambda all: all.update(
+            {name.replace("backbone.", "model."): all.pop(name) for name in list(all)} |
+            {"mtp.layers.0.norm.weight": torch.ones(32)}))
         self.check_all_ways(folder, want)
 
     def test_the_lower_limit_of_nemotron_h(self):

@@ -198,6 +198,12 @@ class NemotronH : public Layout {
     return {.name = Concat("backbone.layers.", layer, Renamed(of_block, kNames)), .placement = {}};
   }
 
+  // The class calls the model "model"; its folders say "backbone". transformers reads both.
+  std::vector<std::string> OtherNames(const std::string& tensor) const override {
+    constexpr Renaming kPrefix[] = {{"backbone.", "model."}};
+    return {Renamed(tensor, kPrefix)};
+  }
+
   // Layers that predict several tokens at once.
   bool IsUnused(const std::string& tensor) const override { return tensor.starts_with("mtp."); }
 
