@@ -79,6 +79,8 @@ FLA_VARIANTS = {
                                 "use_gate": True, "allow_neg_eigval": True, "conv_size": 3},
     "delta_net_no_conv_no_beta": {"model_type": "delta_net", "num_heads": 2, "use_beta": False,
                                   "use_short_conv": False, "qk_activation": "identity"},
+    "delta_net_reflections": {"model_type": "delta_net", "num_heads": 2, "use_beta": False,
+                              "allow_neg_eigval": True},
     "delta_net_sum_norm": {"model_type": "delta_net", "num_heads": 2, "qk_norm": "sum",
                            "qk_activation": "elu"},
     "delta_net_hybrid": {"model_type": "delta_net", "num_heads": 2, "num_hidden_layers": 3,

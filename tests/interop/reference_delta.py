@@ -37,7 +37,10 @@ def rms_norm(x, weight, eps):
 
 
 def beta_of(config, w, x):
-    return torch.sigmoid(x @ w["b_proj.weight"].t()) * (2 if config.get("allow_neg_eigval") else 1)
+    most = 2 if config.get("allow_neg_eigval") else 1
+    if not config.get("use_beta", True):
+        return torch.full((x.shape[0], config["num_heads"]), most, dtype=x.dtype)
+    return most * torch.sigmoid(x @ w["b_proj.weight"].t())
 
 
 def conv_tensors(config, dim_k, dim_v):
@@ -79,7 +82,7 @@ def delta_net(config, w, x):
         q, k = l2_norm(q), l2_norm(k)
     else:
         q, k = q / q.sum(-1, keepdim=True), k / k.sum(-1, keepdim=True)
-    beta = beta_of(config, w, x) if config.get("use_beta", True) else torch.ones_like(q[..., 0])
+    beta = beta_of(config, w, x)
     o = delta_rule(q, k, v, beta, torch.zeros_like(beta)[..., None])
     o = rms_norm(o, w["o_norm.weight"], config.get("norm_eps", 1e-6)).flatten(1)
     if config.get("use_gate", False):

@@ -2,7 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/ones.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -201,8 +201,8 @@ class DeltaRecurrence : public Recurrence {
     }
     const at::Tensor& v = inputs.v;
     if (!out.beta.defined())
-      out.beta =
-          at::ones({v.size(0), v.size(1), v.size(2)}, v.options().dtype(ops::ComputeType(v)));
+      out.beta = at::full({v.size(0), v.size(1), v.size(2)}, form_.beta_scale,
+                          v.options().dtype(ops::ComputeType(v)));
     return out;
   }
 

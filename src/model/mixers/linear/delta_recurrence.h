@@ -22,7 +22,7 @@
 namespace halflife::model {
 
 struct DeltaForm {
-  bool use_beta = true;  // beta_t = beta_scale sigmoid(W x_t) per value head; false: 1
+  bool use_beta = true;  // beta_t = beta_scale sigmoid(W x_t) per value head; false: beta_scale
   // 2: beta is in (0, 2), and transitions may have negative eigenvalues (Grazzi et al., 2025).
   double beta_scale = 1;
   // Divides q and k, which must not be negative, by the sum of their channels, instead of by their
