@@ -528,6 +528,23 @@ class HfModels(unittest.TestCase):
                         "hidden_act is 'gelu'. Only silu is supported."):
             self.assertIn(problem, said)
 
+    def test_mamba_of_fla(self):
+        """fla has other names and defaults of keys."""
+        folder, model = self.make_mamba_folder(layer_norm_epsilon=2e-3, time_step_rank=5,
+                                               tie_word_embeddings=False)
+        fla = {"model_type": "mamba", "vocab_size": VOCAB, "hidden_size": 32,
+               "num_hidden_layers": 2, "state_size": 16, "norm_eps": 2e-3, "dt_rank": 5,
+               "dt_scale": 1.0, "fuse_norm": True}
+        (folder / "config.json").write_text(json.dumps(fla))
+        exported = self.check_theirs(folder, self.log_probs_of(model), MambaForCausalLM)
+        self.check_same_tensors(folder, exported)
+        written = json.loads((exported / "config.json").read_text())
+        self.assertEqual((written["norm_eps"], written["dt_rank"]), (2e-3, 5))
+        change_config(exported, lambda config: config.update(norm_eps=1.0, dt_rank=6))
+        said = halflife("import", "--from", exported, "--out", self.dir / "other", code=3)
+        self.assertIn("layer_norm_epsilon is 0.002, but norm_eps is 1. Only equal values", said)
+        self.assertIn("time_step_rank is 5, but dt_rank is 6. Only equal values", said)
+
     def test_mamba2_of_transformers(self):
         for name, variant in MAMBA2_VARIANTS.items():
             with self.fresh(name):

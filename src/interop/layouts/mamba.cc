@@ -1,5 +1,7 @@
-// Mamba of `transformers`: layers that consist of a norm and a mixer. Names within a mixer are the
-// same as in halflife.
+// Mamba and Mamba-2 of `transformers` and of fla: layers that consist of a norm and a mixer. Both
+// libraries have the same model_type and tensors and mostly the same keys. Export writes the keys of
+// both, so that either class computes the same from one folder. Names within a mixer are the same as
+// in halflife.
 #include <nlohmann/json.hpp>
 
 #include "core/log.h"
@@ -15,7 +17,24 @@ void IgnoreKeysOfTraining(ConfigReader& reader) {
                  "time_step_floor", "rescale_prenorm_residual", "use_mambapy",
                  "use_associative_scan", "max_position_embeddings", "residual_in_fp32",
                  // Keys of the authors' own config.json, which transformers keeps.
-                 "d_model", "n_layer", "ssm_cfg", "rms_norm", "fused_add_norm"});
+                 "d_model", "n_layer", "ssm_cfg", "rms_norm", "fused_add_norm",
+                 // Keys of fla's class.
+                 "dt_scale", "dt_min", "dt_max", "dt_init_scheme", "dt_init_floor", "fuse_norm",
+                 "fuse_cross_entropy", "fuse_linear_cross_entropy", "use_l2warp"});
+}
+
+// transformers and fla have classes of the same names. Their keys and defaults differ. A folder of
+// fla is recognised by the name of its eps.
+bool IsFla(ConfigReader& reader) {
+  return reader.Has("norm_eps") && !reader.Has("layer_norm_epsilon");
+}
+
+double ReadNormEps(ConfigReader& reader) {
+  const double eps = reader.Double(IsFla(reader) ? "norm_eps" : "layer_norm_epsilon", 1e-5),
+               other = reader.Double("norm_eps", eps);
+  reader.Require(eps == other, "layer_norm_epsilon is ", eps, ", but norm_eps is ", other,
+                 ". Only equal values are supported.");
+  return eps;
 }
 
 class Mamba : public Layout {
@@ -35,12 +54,14 @@ class Mamba : public Layout {
     const auto expand = config.mixer.Get<int64_t>("expand");
     json["hidden_size"] = config.model_dim;
     json["num_hidden_layers"] = config.num_layers;
-    json["layer_norm_epsilon"] = config.norm.Get<double>("eps");
+    for (const char* key : {"norm_eps", "layer_norm_epsilon"})
+      json[key] = config.norm.Get<double>("eps");
     json["state_size"] = config.mixer.Get<int64_t>("d_state");
     json["conv_kernel"] = config.mixer.Get<int64_t>("d_conv");
     json["expand"] = expand;
     json["intermediate_size"] = expand * config.model_dim;
-    json["time_step_rank"] = config.mixer.Get<int64_t>("dt_rank");
+    for (const char* key : {"dt_rank", "time_step_rank"})
+      json[key] = config.mixer.Get<int64_t>("dt_rank");
     json["use_bias"] = false;
     json["use_conv_bias"] = true;
     json["hidden_act"] = "silu";
@@ -51,14 +72,15 @@ class Mamba : public Layout {
     IgnoreCommonKeys(reader);
     IgnoreKeysOfTraining(reader);
     model::ModelConfig config;
-    config.vocab_size = reader.Int("vocab_size", 50280);
-    config.model_dim = reader.Int("hidden_size", 768);
-    config.num_layers = reader.Int("num_hidden_layers", 32);
-    config.initializer_range = reader.Double("initializer_range", 0.1);
-    config.head.tied = reader.Bool("tie_word_embeddings", true);
-    config.norm.Set("eps", reader.Double("layer_norm_epsilon", 1e-5));
+    const bool is_fla = IsFla(reader);
+    config.vocab_size = reader.Int("vocab_size", is_fla ? 32000 : 50280);
+    config.model_dim = reader.Int("hidden_size", is_fla ? 2048 : 768);
+    config.num_layers = reader.Int("num_hidden_layers", is_fla ? 48 : 32);
+    config.initializer_range = reader.Double("initializer_range", is_fla ? 0.02 : 0.1);
+    config.head.tied = reader.Bool("tie_word_embeddings", !is_fla);
+    config.norm.Set("eps", ReadNormEps(reader));
     config.channel_mixer = model::ChannelMixerConfig(model::kNoChannelMixer);
-    ReadMixer(reader, config);
+    ReadMixer(reader, is_fla, config);
     return config;
   }
 
@@ -67,15 +89,17 @@ class Mamba : public Layout {
   }
 
  private:
-  static void ReadMixer(ConfigReader& reader, model::ModelConfig& config) {
+  static void ReadMixer(ConfigReader& reader, bool is_fla, model::ModelConfig& config) {
     model::MixerConfig& options = config.mixer = model::MixerConfig("mamba");
     const int64_t expand = reader.Int("expand", 2);
     options.Set("expand", expand);
     options.Set("d_state", reader.Int("state_size", 16));
     options.Set("d_conv", reader.Int("conv_kernel", 4));
-    const nlohmann::json* rank = reader.Member("time_step_rank");
-    const bool derived = rank == nullptr || *rank == "auto";
-    options.Set("dt_rank", derived ? 0 : reader.Int("time_step_rank", 1));
+    const int64_t rank = ReadRank(reader, is_fla ? "dt_rank" : "time_step_rank"),
+                  other = reader.Has("dt_rank") ? ReadRank(reader, "dt_rank") : rank;
+    reader.Require(rank == other, "time_step_rank is ", rank, ", but dt_rank is ", other,
+                   ". Only equal values are supported.");
+    options.Set("dt_rank", rank);
     const int64_t inner = reader.Int("intermediate_size", expand * config.model_dim);
     reader.Require(inner == expand * config.model_dim, "intermediate_size is ", inner,
                    ". Only expand x hidden_size, ", expand * config.model_dim, ", is supported.");
@@ -84,12 +108,13 @@ class Mamba : public Layout {
                    "use_conv_bias is false. Only true is supported.");
     RequireSwish(reader, "silu");
   }
+  // 0: derived from the model's width.
+  static int64_t ReadRank(ConfigReader& reader, const char* key) {
+    const nlohmann::json* rank = reader.Member(key);
+    return rank == nullptr || *rank == "auto" ? 0 : reader.Int(key, 1);
+  }
 };
 
-// Mamba-2 of `transformers` and of fla: layers that consist of a norm and a mixer. Both classes
-// have one model_type, the same tensors and mostly the same keys. Export writes the keys of both,
-// so that either class computes the same from one folder. Names within a mixer are the same as in
-// halflife.
 class Mamba2 : public Layout {
  public:
   std::string model_type() const override { return "mamba2"; }
@@ -169,18 +194,14 @@ class Mamba2 : public Layout {
                    "rms_norm",
                    "time_step_init_scheme",
                    "time_step_scale"});
-    const bool is_fla = reader.Has("norm_eps") && !reader.Has("layer_norm_epsilon");
+    const bool is_fla = IsFla(reader);
     model::ModelConfig config;
     config.vocab_size = reader.Int("vocab_size", is_fla ? 32000 : 32768);
     config.model_dim = reader.Int("hidden_size", is_fla ? 2048 : 4096);
     config.num_layers = reader.Int("num_hidden_layers", is_fla ? 48 : 64);
     config.initializer_range = reader.Double("initializer_range", is_fla ? 0.02 : 0.1);
     config.head.tied = reader.Bool("tie_word_embeddings", false);
-    const double eps = reader.Double(is_fla ? "norm_eps" : "layer_norm_epsilon", 1e-5);
-    const double other_eps = reader.Double("norm_eps", eps);
-    reader.Require(eps == other_eps, "layer_norm_epsilon is ", eps, ", but norm_eps is ", other_eps,
-                   ". Only equal values are supported.");
-    config.norm.Set("eps", eps);
+    config.norm.Set("eps", ReadNormEps(reader));
     config.channel_mixer = model::ChannelMixerConfig(model::kNoChannelMixer);
     ReadMixer(reader, is_fla, config);
     return config;
