@@ -12,6 +12,7 @@
 namespace halflife::interop {
 namespace {
 
+using testing::ElementsAre;
 using testing::IsEmpty;
 
 model::ModelConfig Model(const std::string& mixer, std::vector<model::Assignment> options = {}) {
@@ -549,6 +550,44 @@ model::ModelConfig Read(const char* model_type, const std::string& config) {
   model::ModelConfig model = LayoutOf(model_type, "").ReadConfig(reader);
   reader.Check();
   return model;
+}
+
+// Several arguments of fla's classes may be None, which is not their default.
+TEST(LayoutTest, NullsOfFla) {
+  EXPECT_EQ(Read("retnet", R"({"hidden_ratio": null})").channel_mixer.Get<double>("ratio"), 4);
+  for (const char* type : {"retnet", "gla", "linear_attn", "hgrn2", "gsa"}) {
+    SCOPED_TRACE(type);
+    EXPECT_FALSE(Read(type, R"({"elementwise_affine": null})").mixer.Get<bool>("norm_affine"));
+    EXPECT_TRUE(Read(type, "{}").mixer.Get<bool>("norm_affine"));
+  }
+  for (const auto& [type, config] :
+       {std::pair{"transformer", R"({"rope_theta": null})"},
+        {"gla", R"({"attn": {"layers": [0], "num_heads": 4, "rope_theta": null}})"}})
+    EXPECT_HL_ERROR(Read(type, config), ExitCode::kData,
+                    "rope_theta is null, which the class cannot run. Set it to a number.");
+  // In fp64, 100 * 0.29 is below 29.
+  const std::string slots = R"({"hidden_size": 100, "num_heads": 1, "num_slots": null, )";
+  for (const char* key : {R"("expand_k": 0.29})", R"("exapnd_k": 0.29})"})
+    EXPECT_EQ(Read("gsa", slots + key).mixer.Get<int64_t>("num_slots"), 29);
+}
+
+// fla derives the ranks of RWKV-7 whose keys are null.
+TEST(LayoutTest, RanksOfRwkv7) {
+  const auto ranks = [](const std::string& keys) {
+    const model::MixerConfig mixer = Read("rwkv7", R"({"hidden_size": 2048, )" + keys + "}").mixer;
+    std::vector<int64_t> all;
+    for (const char* rank :
+         {"decay_low_rank_dim", "gate_low_rank_dim", "a_low_rank_dim", "v_low_rank_dim"})
+      all.push_back(mixer.Get<int64_t>(rank));
+    return all;
+  };
+  const std::string nulls = R"("decay_low_rank_dim": null, "gate_low_rank_dim": null,
+                               "a_low_rank_dim": null, "v_low_rank_dim": null)";
+  EXPECT_THAT(ranks(R"("head_dim": 64)"), ElementsAre(64, 128, 64, 16));
+  EXPECT_THAT(ranks(nulls), ElementsAre(128, 224, 128, 64));
+  EXPECT_THAT(ranks(nulls + R"(, "head_dim": 128)"), ElementsAre(224, 224, 224, 160));
+  EXPECT_HL_ERROR(ranks(R"("head_dim": null, "num_heads": 4096, "value_dim": 4096)"),
+                  ExitCode::kData, "value_dim is not hidden_size, 2048");
 }
 
 double RopeTheta(const std::string& config) {

@@ -12,6 +12,7 @@ namespace {
 using nlohmann::ordered_json;
 
 constexpr int64_t kUsualConvSize = 4;  // Default of the classes.
+constexpr double kRatioOfNull = 4;     // hidden_ratio of fla's MLP if the key is null.
 
 // Reads one entry of `attn`.
 void ReadHybridEntry(ConfigReader& reader, const nlohmann::json& entry,
@@ -30,10 +31,7 @@ void ReadHybridEntry(ConfigReader& reader, const nlohmann::json& entry,
   inner.Require(inner.Has("num_heads"), "num_heads is missing");
   const int64_t heads = inner.Int("num_heads", 1);
   mixer.Set("num_heads", heads);
-  mixer.Set("num_kv_heads", inner.Int("num_kv_heads", heads));
-  mixer.Set("qkv_bias", inner.Bool("qkv_bias", false));
-  mixer.Set("window", inner.Int("window_size", 0));
-  mixer.Set("rope_theta", inner.Double("rope_theta", 10000));
+  ReadFlaAttention(inner, mixer);
   inner.Check();
 }
 
@@ -182,7 +180,8 @@ model::ModelConfig ReadFlaFrame(ConfigReader& reader, const FrameDefaults& defau
   config.vocab_size = reader.Int("vocab_size", defaults.vocab_size);
   config.model_dim = reader.Int("hidden_size", defaults.hidden_size);
   config.num_layers = reader.Int("num_hidden_layers", defaults.num_layers);
-  config.channel_mixer.Set("ratio", reader.Double("hidden_ratio", defaults.hidden_ratio));
+  const double ratio = reader.IsNull("hidden_ratio") ? kRatioOfNull : defaults.hidden_ratio;
+  config.channel_mixer.Set("ratio", reader.Double("hidden_ratio", ratio));
   config.channel_mixer.Set("width", reader.Int("intermediate_size", 0));
   config.norm.Set("eps", reader.Double("norm_eps", 1e-6));
   config.head.tied = reader.Bool("tie_word_embeddings", false);
@@ -287,7 +286,21 @@ void ReadFlaLinear(ConfigReader& reader, model::MixerConfig& mixer, int64_t num_
   if (reader.Has("feature_map"))
     mixer.Set("feature_map", ReadActivation(reader, "feature_map", "", names));
   mixer.Set("use_output_gate", reader.Bool("use_output_gate", true));
-  mixer.Set("norm_affine", reader.Bool("elementwise_affine", true));
+  ReadFlaAffine(reader, mixer);
+}
+
+void ReadFlaAffine(ConfigReader& reader, model::MixerConfig& mixer) {
+  const bool is_null = reader.IsNull("elementwise_affine");
+  mixer.Set("norm_affine", reader.Bool("elementwise_affine", !is_null));
+}
+
+void ReadFlaAttention(ConfigReader& reader, model::MixerConfig& mixer) {
+  mixer.Set("num_kv_heads", reader.Int("num_kv_heads", mixer.Get<int64_t>("num_heads")));
+  mixer.Set("qkv_bias", reader.Bool("qkv_bias", false));
+  mixer.Set("window", reader.Int("window_size", 0));
+  reader.Require(!reader.IsNull("rope_theta"),
+                 "rope_theta is null, which the class cannot run. Set it to a number.");
+  mixer.Set("rope_theta", reader.Double("rope_theta", 10000));
 }
 
 void WriteFlaLinear(const model::MixerConfig& mixer, ActivationNames names, ordered_json& json) {

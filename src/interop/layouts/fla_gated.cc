@@ -1,5 +1,6 @@
 // Classes of flash-linear-attention (fla) with gated states: HGRN2 and GSA.
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "interop/layouts/layouts.h"
@@ -14,7 +15,7 @@ void WriteGatedKeys(const model::MixerConfig& options, nlohmann::ordered_json& j
 
 void ReadGatedKeys(ConfigReader& reader, model::MixerConfig& options) {
   ReadFlaShortConv(reader, /*by_default=*/false, options);
-  options.Set("norm_affine", reader.Bool("elementwise_affine", true));
+  ReadFlaAffine(reader, options);
 }
 
 class Hgrn2 : public FlaLayout {
@@ -94,7 +95,9 @@ class Gsa : public FlaLayout {
 
   void ReadMixer(ConfigReader& reader, model::ModelConfig& config) const override {
     model::MixerConfig& options = config.mixer;
-    ReadFlaHeads(reader, options, /*num_heads=*/4, /*expand_k=*/1, /*expand_v=*/1);
+    // The class's arguments are misspelt. A key in the usual spelling takes precedence.
+    ReadFlaHeads(reader, options, /*num_heads=*/4, reader.Double("exapnd_k", 1),
+                 reader.Double("exapnd_v", 1));
     const double expand_v = options.Get<double>("expand_v");
     reader.Require(expand_v == 1, "expand_v is ", expand_v, ". Only 1 is supported.");
     options.Set("num_slots", reader.IsNull("num_slots") ? SlotsOfHeads(reader, config)
@@ -118,8 +121,7 @@ class Gsa : public FlaLayout {
     reader.Ignore({"num_slots"});
     const double width =
         static_cast<double>(config.model_dim) * config.mixer.Get<double>("expand_k");
-    return std::max<int64_t>(1,
-                             static_cast<int64_t>(width) / config.mixer.Get<int64_t>("num_heads"));
+    return std::max<int64_t>(1, std::llround(width) / config.mixer.Get<int64_t>("num_heads"));
   }
 };
 

@@ -82,7 +82,7 @@ class LinearAttn : public FlaLayout {
     for (const char* flag : kFlags) options.Set(flag, reader.Bool(flag, false));
     options.Set("normalise", reader.Bool("norm_feature_map", false));
     options.Set("output_norm", true);
-    options.Set("norm_affine", reader.Bool("elementwise_affine", true));
+    ReadFlaAffine(reader, options);
   }
 
   // A feature map that q and k share is one module with two names.
@@ -172,13 +172,9 @@ class Transformer : public Layout {
   model::ModelConfig ReadConfig(ConfigReader& reader) const override {
     model::ModelConfig config = ReadFlaFrame(reader, {});
     config.mixer = model::MixerConfig(mixer());
-    const int64_t heads = reader.Int("num_heads", 32);
-    config.mixer.Set("num_heads", heads);
-    config.mixer.Set("num_kv_heads", reader.Int("num_kv_heads", heads));
-    config.mixer.Set("qkv_bias", reader.Bool("qkv_bias", false));
+    config.mixer.Set("num_heads", reader.Int("num_heads", 32));
     config.mixer.Set("qk_norm", reader.Bool("qk_norm", false));
-    config.mixer.Set("window", reader.Int("window_size", 0));
-    config.mixer.Set("rope_theta", reader.Double("rope_theta", 10000));
+    ReadFlaAttention(reader, config.mixer);
     reader.Ignore({"elementwise_affine"});  // The class has no such norm.
     return config;
   }

@@ -184,6 +184,10 @@ void WriteFlaHeads(const model::MixerConfig& mixer, nlohmann::ordered_json& json
 // Reads the keys of the short convolutions. conv_size is read only if use_short_conv is true.
 void ReadFlaShortConv(ConfigReader& reader, bool by_default, model::MixerConfig& mixer);
 void WriteFlaShortConv(const model::MixerConfig& mixer, nlohmann::ordered_json& json);
+// Reads elementwise_affine of the output norm. fla reads null as false.
+void ReadFlaAffine(ConfigReader& reader, model::MixerConfig& mixer);
+// Reads the options of fla's softmax attention, apart from num_heads, which must be set.
+void ReadFlaAttention(ConfigReader& reader, model::MixerConfig& mixer);
 // Reads the options that retnet and gla share, apart from the heads. `names`: the names of feature
 // maps.
 void ReadFlaLinear(ConfigReader& reader, model::MixerConfig& mixer, int64_t num_heads,

@@ -191,6 +191,25 @@ class Rwkv : public RwkvLayout {
   static constexpr double kLargestScaledEps = 1e-3;
 };
 
+// The inner widths of RWKV-7's matrices of low rank. If the key is null, the class derives a
+// multiple of 32 from the widths of the model and, with `of_heads`, of a head.
+struct Rank {
+  const char* key;
+  int64_t usual;
+  double factor;
+  bool of_heads;
+
+  int64_t OfNull(int64_t model_dim, int64_t head_dim) const {
+    const double heads = of_heads ? static_cast<double>(head_dim) / 64 : 1;
+    const double rank = factor * std::sqrt(static_cast<double>(model_dim)) * heads;
+    return std::max<int64_t>(32, 32 * static_cast<int64_t>(std::nearbyint(rank / 32)));
+  }
+};
+constexpr Rank kRanks[] = {{"decay_low_rank_dim", 64, 2.5, /*of_heads=*/true},
+                           {"gate_low_rank_dim", 128, 5, /*of_heads=*/false},
+                           {"a_low_rank_dim", 64, 2.5, /*of_heads=*/true},
+                           {"v_low_rank_dim", 16, 1.7, /*of_heads=*/true}};
+
 class Rwkv7 : public RwkvLayout {
  public:
   std::string model_type() const override { return "rwkv7"; }
@@ -217,7 +236,7 @@ class Rwkv7 : public RwkvLayout {
     json["num_heads"] = config.model_dim / head_dim;
     json["value_dim"] =
         std::vector<int64_t>(static_cast<size_t>(config.num_layers / 2), config.model_dim);
-    for (const char* rank : kRanks) json[rank] = config.mixer.Get<int64_t>(rank);
+    for (const Rank& rank : kRanks) json[rank.key] = config.mixer.Get<int64_t>(rank.key);
     json["norm_first"] = config.embedding.norm;
     json["norm_bias"] = config.norm.Get<bool>("bias");
     json["norm_eps"] = config.norm.Get<double>("eps");
@@ -267,9 +286,6 @@ class Rwkv7 : public RwkvLayout {
   }
 
  private:
-  static constexpr const char* kRanks[] = {"decay_low_rank_dim", "gate_low_rank_dim",
-                                           "a_low_rank_dim", "v_low_rank_dim"};
-
   static int64_t ReadWidth(ConfigReader& reader, int64_t model_dim) {
     const double ratio = reader.Double("hidden_ratio", 4);
     reader.Require(ratio > 0 && ratio <= 1024, "hidden_ratio is ", ratio,
@@ -283,13 +299,17 @@ class Rwkv7 : public RwkvLayout {
     // The class ignores num_heads if head_dim is set.
     const int64_t num_given = reader.Int("num_heads", 0, /*min=*/0);
     const bool derived = reader.IsNull("head_dim") && num_given > 0;
-    const int64_t head_dim = reader.Int("head_dim", derived ? config.model_dim / num_given : 64);
+    const int64_t head_dim =
+        reader.Int("head_dim", derived ? std::max<int64_t>(1, config.model_dim / num_given) : 64);
     config.mixer.Set("head_dim", head_dim);
     reader.Require(config.model_dim % head_dim == 0, "head_dim is ", head_dim,
                    ". Only divisors of hidden_size, ", config.model_dim, ", are supported.");
-    constexpr int64_t kUsualRanks[] = {64, 128, 64, 16};
-    for (size_t i = 0; i < std::size(kRanks); ++i)
-      config.mixer.Set(kRanks[i], reader.Int(kRanks[i], kUsualRanks[i]));
+    for (const Rank& rank : kRanks) {
+      const bool is_null = reader.IsNull(rank.key);
+      config.mixer.Set(
+          rank.key,
+          reader.Int(rank.key, is_null ? rank.OfNull(config.model_dim, head_dim) : rank.usual));
+    }
     if (const nlohmann::json* width = reader.Member("value_dim")) {
       const auto all = width->is_array() ? *width : nlohmann::json::array({*width});
       bool same = true;
