@@ -571,6 +571,14 @@ TEST(LayoutTest, NullsOfFla) {
     EXPECT_EQ(Read("gsa", slots + key).mixer.Get<int64_t>("num_slots"), 29);
 }
 
+TEST(LayoutTest, ShortConvolutionsOfOneTap) {
+  for (const char* type :
+       {"delta_net", "gated_deltanet", "kda", "gated_deltaproduct", "gla", "gsa", "hgrn2"})
+    EXPECT_THAT(model::Problems(Read(type, R"({"use_short_conv": true, "conv_size": 1})")),
+                IsEmpty())
+        << type;
+}
+
 // fla derives the ranks of RWKV-7 whose keys are null.
 TEST(LayoutTest, RanksOfRwkv7) {
   const auto ranks = [](const std::string& keys) {

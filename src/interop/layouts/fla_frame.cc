@@ -316,7 +316,7 @@ void ReadFlaShortConv(ConfigReader& reader, bool by_default, model::MixerConfig&
   const bool use_short_conv = reader.Bool("use_short_conv", by_default);
   mixer.Set("use_short_conv", use_short_conv);
   if (use_short_conv) {
-    mixer.Set("conv_size", reader.Int("conv_size", kUsualConvSize, 2));
+    mixer.Set("conv_size", reader.Int("conv_size", kUsualConvSize));
   } else {
     reader.Ignore({"conv_size"});
   }

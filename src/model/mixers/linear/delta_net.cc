@@ -24,7 +24,7 @@ struct DeltaNetOptions : OptionsOf<DeltaNetOptions> {
             {"use_beta", &use_beta},
             {"use_output_gate", &use_output_gate},
             {"use_short_conv", &use_short_conv},
-            {"conv_size", &conv_size, {.min = 2}},
+            {"conv_size", &conv_size},
             {"allow_neg_eigval", &allow_neg_eigval},
             {"qk_norm", &qk_norm, {.choices = {"l2", "sum"}}},
             {"qk_activation", &qk_activation, {.choices = {"silu", "relu", "elu", "none"}}}};

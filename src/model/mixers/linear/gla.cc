@@ -27,7 +27,7 @@ struct GlaOptions : OptionsOf<GlaOptions, GatedHeadOptions> {
   std::vector<Option> Fields() override {
     std::vector<Option> fields = GatedHeadOptions::Fields();
     fields.push_back({"use_short_conv", &use_short_conv});
-    fields.push_back({"conv_size", &conv_size, {.min = 2}});
+    fields.push_back({"conv_size", &conv_size});
     fields.push_back({"clamp_min", &clamp_min});
     return fields;
   }

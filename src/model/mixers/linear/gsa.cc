@@ -48,7 +48,7 @@ struct GsaOptions : OptionsOf<GsaOptions, LinearHeadOptions> {
     fields.push_back({"feature_map", &feature_map, {.choices = {"silu", "relu", "t2r"}}});
     fields.push_back({"gate_normaliser", &gate_normaliser});
     fields.push_back({"use_short_conv", &use_short_conv});
-    fields.push_back({"conv_size", &conv_size, {.min = 2}});
+    fields.push_back({"conv_size", &conv_size});
     fields.push_back({"norm_affine", &norm_affine});
     return fields;
   }

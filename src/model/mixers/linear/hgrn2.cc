@@ -31,7 +31,7 @@ struct Hgrn2Options : OptionsOf<Hgrn2Options> {
     return {{"num_heads", &num_heads},
             {"use_lower_bound", &use_lower_bound},
             {"use_short_conv", &use_short_conv},
-            {"conv_size", &conv_size, {.min = 2}},
+            {"conv_size", &conv_size},
             {"norm_affine", &norm_affine}};
   }
   void Resolve(const ModelSizes& sizes, ProblemList& problems) override {

@@ -29,7 +29,7 @@ struct MambaOptions : OptionsOf<MambaOptions> {
 
   std::vector<Option> Fields() override {
     return {{"d_state", &d_state, {.max = kernels::kScanMaxStates}},
-            {"d_conv", &d_conv, {.min = 2}},
+            {"d_conv", &d_conv},
             {"expand", &expand},
             {"dt_rank", &dt_rank, {.min = 0}},
             {"mamba_init", &mamba_init, {.choices = {"canonical", "fork"}}}};
