@@ -219,6 +219,7 @@ RWKV7_VARIANTS = {
     "other_sizes_tied": {"head_dim": 16, "decay_low_rank_dim": 5, "gate_low_rank_dim": 6,
                          "a_low_rank_dim": 7, "v_low_rank_dim": 3, "hidden_ratio": 3.3,
                          "num_hidden_layers": 3, "norm_eps": 1e-3, "tie_word_embeddings": True},
+    "plain_norms": {"head_dim": 2, "fuse_norm": False},
     "without_first_norm_and_biases": {"head_dim": 32, "norm_first": False, "norm_bias": False,
                                       "intermediate_size": 40, "value_dim": [32, 32]},
 }

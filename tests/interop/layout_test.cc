@@ -262,10 +262,12 @@ TEST(ChooseLayoutTest, ListsWhatRwkvHasNot) {
 TEST(ChooseLayoutTest, ListsWhatRwkv7HasNot) {
   model::ModelConfig config = Rwkv7Model();
   config.mixer.Set("value_residual", false);
+  config.mixer.Set("key_eps", 0.1);
   config.hybrid[0].mixer->Set("form", "rwkv4");
   config.final_norm = model::NormConfig("none");
   EXPECT_HL_ERROR(Chosen(config), ExitCode::kUsage, "rwkv7: the form of rwkv_channel_mix is rwkv4",
-                  "the model has a separate final_norm", "value_residual is off");
+                  "the model has a separate final_norm", "value_residual is off",
+                  "key_eps is 0.1. Only 1e-06 and 1e-24 are supported.");
 }
 
 TEST(ChooseLayoutTest, ListsWhatMamba2HasNot) {

@@ -67,7 +67,10 @@ def time_mixing(config, w, h, first_values):
     gate = lora("g", torch.sigmoid)
     split = lambda y: y.unflatten(-1, (heads, head_dim))
     removed = split(k * w["k_k"])
-    removed = removed / torch.sqrt(removed.square().sum(-1, keepdim=True) + 1e-6)
+    if config.get("fuse_norm", True):
+        removed = removed / torch.sqrt(removed.square().sum(-1, keepdim=True) + 1e-6)
+    else:
+        removed = F.normalize(removed, dim=-1)
     k = split(k * (1 + (rate - 1) * w["k_a"]))
     r, v, decay, rate = split(r), split(v), split(decay), split(rate)
     state, rows = torch.zeros(heads, head_dim, head_dim, dtype=h.dtype), []

@@ -210,6 +210,9 @@ constexpr Rank kRanks[] = {{"decay_low_rank_dim", 64, 2.5, /*of_heads=*/true},
                            {"a_low_rank_dim", 64, 2.5, /*of_heads=*/true},
                            {"v_low_rank_dim", 16, 1.7, /*of_heads=*/true}};
 
+// key_eps with fuse_norm, and without it: the class then divides by a length of at least 1e-12.
+constexpr double kFusedKeyEps = 1e-6, kPlainKeyEps = 1e-24;
+
 class Rwkv7 : public RwkvLayout {
  public:
   std::string model_type() const override { return "rwkv7"; }
@@ -221,6 +224,11 @@ class Rwkv7 : public RwkvLayout {
     if (config.final_norm) lines.emplace_back("the model has a separate final_norm");
     if (config.mixer.name() == mixer() && !config.mixer.Get<bool>("value_residual"))
       lines.emplace_back("value_residual is off");
+    const auto key_eps =
+        config.mixer.name() == mixer() ? config.mixer.Get<double>("key_eps") : kFusedKeyEps;
+    if (key_eps != kFusedKeyEps && key_eps != kPlainKeyEps)
+      lines.push_back(Concat("key_eps is ", key_eps, ". Only ", kFusedKeyEps, " and ", kPlainKeyEps,
+                             " are supported."));
     return lines;
   }
 
@@ -240,7 +248,7 @@ class Rwkv7 : public RwkvLayout {
     json["norm_first"] = config.embedding.norm;
     json["norm_bias"] = config.norm.Get<bool>("bias");
     json["norm_eps"] = config.norm.Get<double>("eps");
-    json["fuse_norm"] = true;
+    json["fuse_norm"] = config.mixer.Get<double>("key_eps") == kFusedKeyEps;
     json["fuse_cross_entropy"] = true;
     json["fuse_linear_cross_entropy"] = false;
     json["use_l2warp"] = false;
@@ -249,8 +257,8 @@ class Rwkv7 : public RwkvLayout {
   model::ModelConfig ReadConfig(ConfigReader& reader) const override {
     IgnoreCommonKeys(reader);
     // These keys select fla's kernels, configure its training, or set the size of a cache.
-    reader.Ignore({"attn_mode", "fuse_norm", "fuse_cross_entropy", "fuse_linear_cross_entropy",
-                   "use_l2warp", "max_position_embeddings"});
+    reader.Ignore({"attn_mode", "fuse_cross_entropy", "fuse_linear_cross_entropy", "use_l2warp",
+                   "max_position_embeddings"});
     model::ModelConfig config;
     config.vocab_size = reader.Int("vocab_size", 32000);
     config.model_dim = reader.Int("hidden_size", 2048);
@@ -302,6 +310,7 @@ class Rwkv7 : public RwkvLayout {
     const int64_t head_dim =
         reader.Int("head_dim", derived ? std::max<int64_t>(1, config.model_dim / num_given) : 64);
     config.mixer.Set("head_dim", head_dim);
+    config.mixer.Set("key_eps", reader.Bool("fuse_norm", true) ? kFusedKeyEps : kPlainKeyEps);
     reader.Require(config.model_dim % head_dim == 0, "head_dim is ", head_dim,
                    ". Only divisors of hidden_size, ", config.model_dim, ", are supported.");
     for (const Rank& rank : kRanks) {

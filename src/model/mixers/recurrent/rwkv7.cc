@@ -35,23 +35,28 @@ namespace halflife::model {
 namespace {
 
 const double kFastestLogDecay = -std::exp(-0.5);
-constexpr double kUnitKeyEps = 1e-6;  // added to the sum of squares of a key
 
 struct Rwkv7Options : OptionsOf<Rwkv7Options> {
   int64_t head_dim = 0;  // 0: 64, or the largest power of 2 below it that divides model_dim
   int64_t decay_low_rank_dim = 64, gate_low_rank_dim = 128, a_low_rank_dim = 64,
           v_low_rank_dim = 16;
   bool value_residual = true;
+  double key_eps = 1e-6;  // added to the sum of squares of kappa
 
   std::vector<Option> Fields() override {
-    return {{"head_dim", &head_dim, {.min = 0}},       {"decay_low_rank_dim", &decay_low_rank_dim},
-            {"gate_low_rank_dim", &gate_low_rank_dim}, {"a_low_rank_dim", &a_low_rank_dim},
-            {"v_low_rank_dim", &v_low_rank_dim},       {"value_residual", &value_residual}};
+    return {{"head_dim", &head_dim, {.min = 0}},
+            {"decay_low_rank_dim", &decay_low_rank_dim},
+            {"gate_low_rank_dim", &gate_low_rank_dim},
+            {"a_low_rank_dim", &a_low_rank_dim},
+            {"v_low_rank_dim", &v_low_rank_dim},
+            {"value_residual", &value_residual},
+            {"key_eps", &key_eps}};
   }
   void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
     if (head_dim == 0) head_dim = std::min<int64_t>(64, sizes.model_dim & -sizes.model_dim);
     problems.Require(sizes.model_dim % head_dim == 0, "head_dim ", head_dim,
                      " must divide model_dim ", sizes.model_dim, ". Use a divisor of it, or 0.");
+    problems.Require(key_eps > 0, "option key_eps is ", key_eps, ". Use a number above 0.");
   }
 };
 
@@ -289,7 +294,7 @@ class Rwkv7 : public Mixer {
     const at::Tensor rate = at::sigmoid(rate_(x[kA], nullptr));
     const at::Tensor keys = k.to(rate.scalar_type());
     const at::Tensor removed = Heads(keys * *removed_scale_);
-    in.removed = removed * at::rsqrt(removed.square().sum(-1, /*keepdim=*/true) + kUnitKeyEps);
+    in.removed = removed * at::rsqrt(removed.square().sum(-1, /*keepdim=*/true) + options_.key_eps);
     in.rate = Heads(rate);
     in.k = Heads(keys * (1 + (rate - 1) * *rate_of_key_));
     in.r = Heads(ops::Linear(x[kR], *matrices_[kR]));
