@@ -106,6 +106,19 @@ ModelConfig FalconPattern() {
   return config;
 }
 
+// Three kinds of layers: bounds that layers share, several steps per token, and windows.
+ModelConfig ThreeKindsPattern() {
+  ModelConfig config = QwenPattern();
+  config.norm = NormConfig();
+  config.num_layers = 4;
+  config.mixer = MixerConfig("hgrn2", {{"num_heads", 2}, {"use_short_conv", true}});
+  config.hybrid = {
+      {.layers = {1}, .mixer = MixerConfig("softmax", {{"num_heads", 2}, {"window", 9}})},
+      {.layers = {2},
+       .mixer = MixerConfig("gated_delta_product", {{"num_heads", 2}, {"num_householder", 3}})}};
+  return config;
+}
+
 struct Pattern {
   std::string name;
   ModelConfig config;
@@ -152,7 +165,8 @@ INSTANTIATE_TEST_SUITE_P(All, HybridPattern,
                                          Pattern{"olmo", OlmoPattern()},
                                          Pattern{"rwkv7", Rwkv7Pattern()},
                                          Pattern{"nemotron", NemotronPattern()},
-                                         Pattern{"falcon", FalconPattern()}),
+                                         Pattern{"falcon", FalconPattern()},
+                                         Pattern{"three_kinds", ThreeKindsPattern()}),
                          [](const auto& tested) { return tested.param.name; });
 
 TEST_P(HybridPattern, PackedDocumentsAreThoseOfSeparateRows) {
