@@ -413,8 +413,12 @@ int64_t MostItems(const Parts& args, int64_t tokens, int width) {
   return most;
 }
 
+}  // namespace
+
+namespace cuda {
+
 template <typename T>
-void Forward(const ConvParts<T>& args, cudaStream_t stream) {
+void ConvForward(const ConvParts<T>& args, cudaStream_t stream) {
   AlignedConvs schedule;
   for (int i = 0; i < args.num_parts; ++i) {
     const ConvShape<T>& shape = args.parts[i].shape;
@@ -435,7 +439,7 @@ void Forward(const ConvParts<T>& args, cudaStream_t stream) {
 }
 
 template <typename T>
-void Backward(const ConvGradParts<T>& args, float* workspace, cudaStream_t stream) {
+void ConvBackward(const ConvGradParts<T>& args, float* workspace, cudaStream_t stream) {
   AlignedConvs schedule;
   cuda::SumPlaces sums;
   int64_t columns = 0;
@@ -463,18 +467,10 @@ void Backward(const ConvGradParts<T>& args, float* workspace, cudaStream_t strea
     cuda::SumPartials(workspace, cuda::ConvWorkspaceFloats(args) / columns, sums, stream);
 }
 
-}  // namespace
-
-namespace cuda {
-
-void ConvForward(const ConvParts<float>& args, cudaStream_t stream) { Forward(args, stream); }
-void ConvForward(const ConvParts<Bf16>& args, cudaStream_t stream) { Forward(args, stream); }
-void ConvBackward(const ConvGradParts<float>& args, float* workspace, cudaStream_t stream) {
-  Backward(args, workspace, stream);
-}
-void ConvBackward(const ConvGradParts<Bf16>& args, float* workspace, cudaStream_t stream) {
-  Backward(args, workspace, stream);
-}
+template void ConvForward(const ConvParts<float>&, cudaStream_t);
+template void ConvForward(const ConvParts<Bf16>&, cudaStream_t);
+template void ConvBackward(const ConvGradParts<float>&, float*, cudaStream_t);
+template void ConvBackward(const ConvGradParts<Bf16>&, float*, cudaStream_t);
 
 }  // namespace cuda
 }  // namespace halflife::kernels

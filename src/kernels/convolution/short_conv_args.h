@@ -102,14 +102,13 @@ inline int64_t ConvBlocksPerRow(int64_t seq_len) {
 }
 
 void FillReach(const ConvReach& args);
-void ConvForward(const ConvShape<float>& shape, int64_t block, float* out);
-void ConvForward(const ConvShape<Bf16>& shape, int64_t block, Bf16* out);
+template <typename T>
+void ConvForward(const ConvShape<T>& shape, int64_t block, T* out);
 // Adds the block's gradients to dweight [gradient_rows(), D]. `scratch` holds kConvScratchRows D
 // floats.
 constexpr int64_t kConvScratchRows = kConvTokensPerBlock + 2 * kConvMaxTaps;
-void ConvBackward(const ConvShape<float>& shape, const ConvGrads<float>& grads, int64_t block,
-                  float* dweight, float* scratch);
-void ConvBackward(const ConvShape<Bf16>& shape, const ConvGrads<Bf16>& grads, int64_t block,
+template <typename T>
+void ConvBackward(const ConvShape<T>& shape, const ConvGrads<T>& grads, int64_t block,
                   float* dweight, float* scratch);
 }  // namespace cpu
 
@@ -128,11 +127,11 @@ int64_t ConvWorkspaceFloats(const ConvGradParts<T>& args) {
   return floats;
 }
 
-void ConvForward(const ConvParts<float>& args, cudaStream_t stream);
-void ConvForward(const ConvParts<Bf16>& args, cudaStream_t stream);
+template <typename T>
+void ConvForward(const ConvParts<T>& args, cudaStream_t stream);
 // `workspace` holds ConvWorkspaceFloats() floats.
-void ConvBackward(const ConvGradParts<float>& args, float* workspace, cudaStream_t stream);
-void ConvBackward(const ConvGradParts<Bf16>& args, float* workspace, cudaStream_t stream);
+template <typename T>
+void ConvBackward(const ConvGradParts<T>& args, float* workspace, cudaStream_t stream);
 }  // namespace cuda
 
 }  // namespace halflife::kernels

@@ -183,14 +183,6 @@ HL_INLINE void BackwardLoop(const ConvShape<T>& shape, const ConvGrads<T>& grads
     gradient(i - (taps - 1), grads.dtail + (row * (taps - 1) + i) * dim);
 }
 
-template <typename T>
-void Forward(const ConvShape<T>& shape, int64_t block, T* out) {
-  RunVectorised([&]() HL_LAMBDA_INLINE {
-    WithActivation(shape.silu,
-                   [&]<bool kSilu>() HL_LAMBDA_INLINE { ForwardLoop<kSilu>(shape, block, out); });
-  });
-}
-
 }  // namespace
 
 void FillReach(const ConvReach& args) {
@@ -209,19 +201,23 @@ void FillReach(const ConvReach& args) {
   }
 }
 
-void ConvForward(const ConvShape<float>& shape, int64_t block, float* out) {
-  Forward(shape, block, out);
+template <typename T>
+void ConvForward(const ConvShape<T>& shape, int64_t block, T* out) {
+  RunVectorised([&]() HL_LAMBDA_INLINE {
+    WithActivation(shape.silu,
+                   [&]<bool kSilu>() HL_LAMBDA_INLINE { ForwardLoop<kSilu>(shape, block, out); });
+  });
 }
-void ConvForward(const ConvShape<Bf16>& shape, int64_t block, Bf16* out) {
-  Forward(shape, block, out);
-}
-void ConvBackward(const ConvShape<float>& shape, const ConvGrads<float>& grads, int64_t block,
+template <typename T>
+void ConvBackward(const ConvShape<T>& shape, const ConvGrads<T>& grads, int64_t block,
                   float* dweight, float* scratch) {
   RunVectorised([&]() HL_LAMBDA_INLINE { BackwardLoop(shape, grads, block, dweight, scratch); });
 }
-void ConvBackward(const ConvShape<Bf16>& shape, const ConvGrads<Bf16>& grads, int64_t block,
-                  float* dweight, float* scratch) {
-  RunVectorised([&]() HL_LAMBDA_INLINE { BackwardLoop(shape, grads, block, dweight, scratch); });
-}
+
+template void ConvForward(const ConvShape<float>&, int64_t, float*);
+template void ConvForward(const ConvShape<Bf16>&, int64_t, Bf16*);
+template void ConvBackward(const ConvShape<float>&, const ConvGrads<float>&, int64_t, float*,
+                           float*);
+template void ConvBackward(const ConvShape<Bf16>&, const ConvGrads<Bf16>&, int64_t, float*, float*);
 
 }  // namespace halflife::kernels::cpu

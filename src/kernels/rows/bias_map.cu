@@ -162,8 +162,12 @@ unsigned ColumnBlocksOf(const Args& args) {
   return static_cast<unsigned>(blocks);
 }
 
+}  // namespace
+
+namespace cuda {
+
 template <typename T>
-void Forward(const BiasMapArgs<T>& args, cudaStream_t stream) {
+void BiasMapForward(const BiasMapArgs<T>& args, cudaStream_t stream) {
   const unsigned columns = ColumnBlocksOf<T>(args);
   if (columns == 0 || args.num_rows == 0) return;
   AlignedParts schedule;
@@ -180,7 +184,7 @@ void Forward(const BiasMapArgs<T>& args, cudaStream_t stream) {
 }
 
 template <typename T>
-void Backward(const BiasMapGradArgs<T>& args, float* partials, cudaStream_t stream) {
+void BiasMapBackward(const BiasMapGradArgs<T>& args, float* partials, cudaStream_t stream) {
   const unsigned columns = ColumnBlocksOf<T>(args);
   if (columns == 0) return;
   AlignedParts schedule;
@@ -207,18 +211,10 @@ void Backward(const BiasMapGradArgs<T>& args, float* partials, cudaStream_t stre
   cuda::SumPartials(partials, count, sums, stream);
 }
 
-}  // namespace
-
-namespace cuda {
-
-void BiasMapForward(const BiasMapArgs<float>& args, cudaStream_t stream) { Forward(args, stream); }
-void BiasMapForward(const BiasMapArgs<Bf16>& args, cudaStream_t stream) { Forward(args, stream); }
-void BiasMapBackward(const BiasMapGradArgs<float>& args, float* partials, cudaStream_t stream) {
-  Backward(args, partials, stream);
-}
-void BiasMapBackward(const BiasMapGradArgs<Bf16>& args, float* partials, cudaStream_t stream) {
-  Backward(args, partials, stream);
-}
+template void BiasMapForward(const BiasMapArgs<float>&, cudaStream_t);
+template void BiasMapForward(const BiasMapArgs<Bf16>&, cudaStream_t);
+template void BiasMapBackward(const BiasMapGradArgs<float>&, float*, cudaStream_t);
+template void BiasMapBackward(const BiasMapGradArgs<Bf16>&, float*, cudaStream_t);
 
 }  // namespace cuda
 }  // namespace halflife::kernels

@@ -85,11 +85,11 @@ namespace cpu {
 constexpr int64_t kBiasMapRowsPerBlock = 128;
 
 // Processes rows [begin, end).
-void BiasMapForward(const BiasMapArgs<float>& args, int64_t begin, int64_t end);
-void BiasMapForward(const BiasMapArgs<Bf16>& args, int64_t begin, int64_t end);
+template <typename T>
+void BiasMapForward(const BiasMapArgs<T>& args, int64_t begin, int64_t end);
 // Computes the gradients of rows [begin, end) and adds theirs to sums [num_columns()].
-void BiasMapBackward(const BiasMapGradArgs<float>& args, int64_t begin, int64_t end, float* sums);
-void BiasMapBackward(const BiasMapGradArgs<Bf16>& args, int64_t begin, int64_t end, float* sums);
+template <typename T>
+void BiasMapBackward(const BiasMapGradArgs<T>& args, int64_t begin, int64_t end, float* sums);
 }  // namespace cpu
 
 namespace cuda {
@@ -100,11 +100,11 @@ inline int64_t NumBiasMapPartials(int64_t num_rows) {
   return std::min(kBiasMapMaxPartials, (num_rows + kBiasMapBlockRows - 1) / kBiasMapBlockRows);
 }
 
-void BiasMapForward(const BiasMapArgs<float>& args, cudaStream_t stream);
-void BiasMapForward(const BiasMapArgs<Bf16>& args, cudaStream_t stream);
+template <typename T>
+void BiasMapForward(const BiasMapArgs<T>& args, cudaStream_t stream);
 // `partials` holds NumBiasMapPartials(num_rows) num_columns() floats.
-void BiasMapBackward(const BiasMapGradArgs<float>& args, float* partials, cudaStream_t stream);
-void BiasMapBackward(const BiasMapGradArgs<Bf16>& args, float* partials, cudaStream_t stream);
+template <typename T>
+void BiasMapBackward(const BiasMapGradArgs<T>& args, float* partials, cudaStream_t stream);
 }  // namespace cuda
 
 }  // namespace halflife::kernels

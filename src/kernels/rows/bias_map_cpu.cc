@@ -187,17 +187,18 @@ HL_INLINE void BackwardLoop(const BiasMapGradArgs<T>& args, int64_t begin, int64
 
 }  // namespace
 
-void BiasMapForward(const BiasMapArgs<float>& args, int64_t begin, int64_t end) {
+template <typename T>
+void BiasMapForward(const BiasMapArgs<T>& args, int64_t begin, int64_t end) {
   RunVectorised([&]() HL_LAMBDA_INLINE { ForwardLoop(args, begin, end); });
 }
-void BiasMapForward(const BiasMapArgs<Bf16>& args, int64_t begin, int64_t end) {
-  RunVectorised([&]() HL_LAMBDA_INLINE { ForwardLoop(args, begin, end); });
-}
-void BiasMapBackward(const BiasMapGradArgs<float>& args, int64_t begin, int64_t end, float* sums) {
+template <typename T>
+void BiasMapBackward(const BiasMapGradArgs<T>& args, int64_t begin, int64_t end, float* sums) {
   RunVectorised([&]() HL_LAMBDA_INLINE { BackwardLoop(args, begin, end, sums); });
 }
-void BiasMapBackward(const BiasMapGradArgs<Bf16>& args, int64_t begin, int64_t end, float* sums) {
-  RunVectorised([&]() HL_LAMBDA_INLINE { BackwardLoop(args, begin, end, sums); });
-}
+
+template void BiasMapForward(const BiasMapArgs<float>&, int64_t, int64_t);
+template void BiasMapForward(const BiasMapArgs<Bf16>&, int64_t, int64_t);
+template void BiasMapBackward(const BiasMapGradArgs<float>&, int64_t, int64_t, float*);
+template void BiasMapBackward(const BiasMapGradArgs<Bf16>&, int64_t, int64_t, float*);
 
 }  // namespace halflife::kernels::cpu

@@ -86,10 +86,15 @@ unsigned ColumnBlocks(int64_t dim) {
   return static_cast<unsigned>((dim + kColumns - 1) / kColumns);
 }
 
+}  // namespace
+
+namespace cuda {
+
 // Splits the rows into several launches: blocks of rows are the grid's second dimension, which is
 // at most 65535.
 template <typename T>
-void Forward(DecayGateRows<T> args, cudaStream_t stream) {
+void DecayGateForward(const DecayGateRows<T>& rows, cudaStream_t stream) {
+  DecayGateRows<T> args = rows;
   constexpr int64_t kMostRows = 65535 * kForwardRows;
   const bool aligned = Aligned16<T>(args.dim, args.x, args.log_decay, args.form.bias);
   for (int64_t left = args.num_rows; left > 0 && args.dim > 0; left -= kMostRows) {
@@ -102,8 +107,8 @@ void Forward(DecayGateRows<T> args, cudaStream_t stream) {
 }
 
 template <typename T>
-void Backward(const DecayGateGradRows<T>& args, float* dbias, float* partials,
-              cudaStream_t stream) {
+void DecayGateBackward(const DecayGateGradRows<T>& args, float* dbias, float* partials,
+                       cudaStream_t stream) {
   if (args.dim == 0) return;
   const bool aligned = Aligned16<T>(args.dim, args.x, args.dlog_decay, args.dx, args.form.bias);
   const int64_t count = cuda::NumGatePartials(args.num_rows);
@@ -115,24 +120,10 @@ void Backward(const DecayGateGradRows<T>& args, float* dbias, float* partials,
   cuda::SumPartials(partials, count, args.dim, dbias, stream);
 }
 
-}  // namespace
-
-namespace cuda {
-
-void DecayGateForward(const DecayGateRows<float>& rows, cudaStream_t stream) {
-  Forward(rows, stream);
-}
-void DecayGateForward(const DecayGateRows<Bf16>& rows, cudaStream_t stream) {
-  Forward(rows, stream);
-}
-void DecayGateBackward(const DecayGateGradRows<float>& rows, float* dbias, float* partials,
-                       cudaStream_t stream) {
-  Backward(rows, dbias, partials, stream);
-}
-void DecayGateBackward(const DecayGateGradRows<Bf16>& rows, float* dbias, float* partials,
-                       cudaStream_t stream) {
-  Backward(rows, dbias, partials, stream);
-}
+template void DecayGateForward(const DecayGateRows<float>&, cudaStream_t);
+template void DecayGateForward(const DecayGateRows<Bf16>&, cudaStream_t);
+template void DecayGateBackward(const DecayGateGradRows<float>&, float*, float*, cudaStream_t);
+template void DecayGateBackward(const DecayGateGradRows<Bf16>&, float*, float*, cudaStream_t);
 
 }  // namespace cuda
 }  // namespace halflife::kernels

@@ -45,13 +45,11 @@ namespace cpu {
 constexpr int64_t kGateRowsPerBlock = 128;
 
 // Processes rows [begin, end).
-void DecayGateForward(const DecayGateRows<float>& rows, int64_t begin, int64_t end);
-void DecayGateForward(const DecayGateRows<Bf16>& rows, int64_t begin, int64_t end);
+template <typename T>
+void DecayGateForward(const DecayGateRows<T>& rows, int64_t begin, int64_t end);
 // Computes the gradients of rows [begin, end) and adds theirs to dbias [dim].
-void DecayGateBackward(const DecayGateGradRows<float>& rows, int64_t begin, int64_t end,
-                       float* dbias);
-void DecayGateBackward(const DecayGateGradRows<Bf16>& rows, int64_t begin, int64_t end,
-                       float* dbias);
+template <typename T>
+void DecayGateBackward(const DecayGateGradRows<T>& rows, int64_t begin, int64_t end, float* dbias);
 }  // namespace cpu
 
 namespace cuda {
@@ -62,12 +60,11 @@ inline int64_t NumGatePartials(int64_t num_rows) {
   return std::min(kGateMaxPartials, (num_rows + kGateBlockRows - 1) / kGateBlockRows);
 }
 
-void DecayGateForward(const DecayGateRows<float>& rows, cudaStream_t stream);
-void DecayGateForward(const DecayGateRows<Bf16>& rows, cudaStream_t stream);
+template <typename T>
+void DecayGateForward(const DecayGateRows<T>& rows, cudaStream_t stream);
 // Overwrites dbias [dim]. `partials` holds NumGatePartials(num_rows) dim floats.
-void DecayGateBackward(const DecayGateGradRows<float>& rows, float* dbias, float* partials,
-                       cudaStream_t stream);
-void DecayGateBackward(const DecayGateGradRows<Bf16>& rows, float* dbias, float* partials,
+template <typename T>
+void DecayGateBackward(const DecayGateGradRows<T>& rows, float* dbias, float* partials,
                        cudaStream_t stream);
 }  // namespace cuda
 

@@ -51,8 +51,15 @@ HL_INLINE void BackwardLoop(const DecayGateGradRows<T>& rows, int64_t begin, int
   }
 }
 
+}  // namespace
+
 template <typename T>
-void Backward(const DecayGateGradRows<T>& rows, int64_t begin, int64_t end, float* dbias) {
+void DecayGateForward(const DecayGateRows<T>& rows, int64_t begin, int64_t end) {
+  RunVectorised([&]() HL_LAMBDA_INLINE { ForwardLoop(rows, begin, end); });
+}
+
+template <typename T>
+void DecayGateBackward(const DecayGateGradRows<T>& rows, int64_t begin, int64_t end, float* dbias) {
   RunVectorised([&]() HL_LAMBDA_INLINE {
     if (rows.form.floor > -std::numeric_limits<float>::infinity()) {
       BackwardLoop<true>(rows, begin, end, dbias);
@@ -62,21 +69,9 @@ void Backward(const DecayGateGradRows<T>& rows, int64_t begin, int64_t end, floa
   });
 }
 
-}  // namespace
-
-void DecayGateForward(const DecayGateRows<float>& rows, int64_t begin, int64_t end) {
-  RunVectorised([&]() HL_LAMBDA_INLINE { ForwardLoop(rows, begin, end); });
-}
-void DecayGateForward(const DecayGateRows<Bf16>& rows, int64_t begin, int64_t end) {
-  RunVectorised([&]() HL_LAMBDA_INLINE { ForwardLoop(rows, begin, end); });
-}
-void DecayGateBackward(const DecayGateGradRows<float>& rows, int64_t begin, int64_t end,
-                       float* dbias) {
-  Backward(rows, begin, end, dbias);
-}
-void DecayGateBackward(const DecayGateGradRows<Bf16>& rows, int64_t begin, int64_t end,
-                       float* dbias) {
-  Backward(rows, begin, end, dbias);
-}
+template void DecayGateBackward(const DecayGateGradRows<float>&, int64_t, int64_t, float*);
+template void DecayGateBackward(const DecayGateGradRows<Bf16>&, int64_t, int64_t, float*);
+template void DecayGateForward(const DecayGateRows<float>&, int64_t, int64_t);
+template void DecayGateForward(const DecayGateRows<Bf16>&, int64_t, int64_t);
 
 }  // namespace halflife::kernels::cpu

@@ -132,10 +132,15 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+}  // namespace
+
+namespace cuda {
+
 // Splits the rows into several launches: blocks of rows are the grid's second dimension, which is
 // at most 65535.
 template <typename T>
-void Forward(DeltaGatesRows<T> args, cudaStream_t stream) {
+void DeltaGatesForward(const DeltaGatesRows<T>& rows, cudaStream_t stream) {
+  DeltaGatesRows<T> args = rows;
   constexpr int64_t kMostRows = 65535 * kForwardRows;
   const int64_t decays = args.form.num_decays(), betas = args.form.num_betas;
   const auto columns = static_cast<unsigned>(ColumnBlocks(decays) + ColumnBlocks(betas));
@@ -150,8 +155,8 @@ void Forward(DeltaGatesRows<T> args, cudaStream_t stream) {
 }
 
 template <typename T>
-void Backward(const DeltaGatesGradRows<T>& args, const DeltaGatesSums& sums, float* workspace,
-              cudaStream_t stream) {
+void DeltaGatesBackward(const DeltaGatesGradRows<T>& args, const DeltaGatesSums& sums,
+                        float* workspace, cudaStream_t stream) {
   const DeltaGatesForm& form = args.form;
   const int64_t decays = form.num_decays(), count = cuda::NumDeltaGatesPartials(args.num_rows);
   const bool per_channel = form.channels > 1;
@@ -171,24 +176,12 @@ void Backward(const DeltaGatesGradRows<T>& args, const DeltaGatesSums& sums, flo
   cuda::SumPartials(workspace, count, to, stream);
 }
 
-}  // namespace
-
-namespace cuda {
-
-void DeltaGatesForward(const DeltaGatesRows<float>& rows, cudaStream_t stream) {
-  Forward(rows, stream);
-}
-void DeltaGatesForward(const DeltaGatesRows<Bf16>& rows, cudaStream_t stream) {
-  Forward(rows, stream);
-}
-void DeltaGatesBackward(const DeltaGatesGradRows<float>& rows, const DeltaGatesSums& sums,
-                        float* workspace, cudaStream_t stream) {
-  Backward(rows, sums, workspace, stream);
-}
-void DeltaGatesBackward(const DeltaGatesGradRows<Bf16>& rows, const DeltaGatesSums& sums,
-                        float* workspace, cudaStream_t stream) {
-  Backward(rows, sums, workspace, stream);
-}
+template void DeltaGatesForward(const DeltaGatesRows<float>&, cudaStream_t);
+template void DeltaGatesForward(const DeltaGatesRows<Bf16>&, cudaStream_t);
+template void DeltaGatesBackward(const DeltaGatesGradRows<float>&, const DeltaGatesSums&, float*,
+                                 cudaStream_t);
+template void DeltaGatesBackward(const DeltaGatesGradRows<Bf16>&, const DeltaGatesSums&, float*,
+                                 cudaStream_t);
 
 }  // namespace cuda
 }  // namespace halflife::kernels

@@ -74,14 +74,12 @@ namespace cpu {
 constexpr int64_t kDeltaGatesRowsPerBlock = 128;
 
 // Processes rows [begin, end).
-void DeltaGatesForward(const DeltaGatesRows<float>& rows, int64_t begin, int64_t end);
-void DeltaGatesForward(const DeltaGatesRows<Bf16>& rows, int64_t begin, int64_t end);
+template <typename T>
+void DeltaGatesForward(const DeltaGatesRows<T>& rows, int64_t begin, int64_t end);
 // Computes the gradients of rows [begin, end) and adds to `sums` [2, D]: dbias, then da_log, the
 // latter for each column.
-void DeltaGatesBackward(const DeltaGatesGradRows<float>& rows, int64_t begin, int64_t end,
-                        float* sums);
-void DeltaGatesBackward(const DeltaGatesGradRows<Bf16>& rows, int64_t begin, int64_t end,
-                        float* sums);
+template <typename T>
+void DeltaGatesBackward(const DeltaGatesGradRows<T>& rows, int64_t begin, int64_t end, float* sums);
 }  // namespace cpu
 
 namespace cuda {
@@ -96,12 +94,11 @@ inline int64_t DeltaGatesWorkspaceFloats(int64_t num_rows, const DeltaGatesForm&
   return NumDeltaGatesPartials(num_rows) * (form.num_decays() + form.num_heads);
 }
 
-void DeltaGatesForward(const DeltaGatesRows<float>& rows, cudaStream_t stream);
-void DeltaGatesForward(const DeltaGatesRows<Bf16>& rows, cudaStream_t stream);
+template <typename T>
+void DeltaGatesForward(const DeltaGatesRows<T>& rows, cudaStream_t stream);
 // `workspace` holds DeltaGatesWorkspaceFloats() floats.
-void DeltaGatesBackward(const DeltaGatesGradRows<float>& rows, const DeltaGatesSums& sums,
-                        float* workspace, cudaStream_t stream);
-void DeltaGatesBackward(const DeltaGatesGradRows<Bf16>& rows, const DeltaGatesSums& sums,
+template <typename T>
+void DeltaGatesBackward(const DeltaGatesGradRows<T>& rows, const DeltaGatesSums& sums,
                         float* workspace, cudaStream_t stream);
 }  // namespace cuda
 

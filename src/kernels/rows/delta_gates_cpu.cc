@@ -78,14 +78,18 @@ HL_INLINE void BetaGradientLoop(const DeltaGatesGradRows<T>& rows, int64_t row) 
   }
 }
 
+}  // namespace
+
 template <typename T>
-void GatesForward(const DeltaGatesRows<T>& rows, int64_t begin, int64_t end) {
+void DeltaGatesForward(const DeltaGatesRows<T>& rows, int64_t begin, int64_t end) {
   RunVectorised([&]() HL_LAMBDA_INLINE {
     for (int64_t row = begin; row < end; ++row) LogDecayLoop(rows, row), BetaLoop(rows, row);
   });
 }
+
 template <typename T>
-void GatesBackward(const DeltaGatesGradRows<T>& rows, int64_t begin, int64_t end, float* sums) {
+void DeltaGatesBackward(const DeltaGatesGradRows<T>& rows, int64_t begin, int64_t end,
+                        float* sums) {
   RunVectorised([&]() HL_LAMBDA_INLINE {
     for (int64_t row = begin; row < end; ++row) {
       DecayGradientLoop(rows, row, sums, sums + rows.form.num_decays());
@@ -94,21 +98,9 @@ void GatesBackward(const DeltaGatesGradRows<T>& rows, int64_t begin, int64_t end
   });
 }
 
-}  // namespace
-
-void DeltaGatesForward(const DeltaGatesRows<float>& rows, int64_t begin, int64_t end) {
-  GatesForward(rows, begin, end);
-}
-void DeltaGatesForward(const DeltaGatesRows<Bf16>& rows, int64_t begin, int64_t end) {
-  GatesForward(rows, begin, end);
-}
-void DeltaGatesBackward(const DeltaGatesGradRows<float>& rows, int64_t begin, int64_t end,
-                        float* sums) {
-  GatesBackward(rows, begin, end, sums);
-}
-void DeltaGatesBackward(const DeltaGatesGradRows<Bf16>& rows, int64_t begin, int64_t end,
-                        float* sums) {
-  GatesBackward(rows, begin, end, sums);
-}
+template void DeltaGatesForward(const DeltaGatesRows<float>&, int64_t, int64_t);
+template void DeltaGatesForward(const DeltaGatesRows<Bf16>&, int64_t, int64_t);
+template void DeltaGatesBackward(const DeltaGatesGradRows<float>&, int64_t, int64_t, float*);
+template void DeltaGatesBackward(const DeltaGatesGradRows<Bf16>&, int64_t, int64_t, float*);
 
 }  // namespace halflife::kernels::cpu

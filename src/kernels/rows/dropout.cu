@@ -36,8 +36,12 @@ __global__ void __launch_bounds__(kThreads)
   Store(args.out + at, count, aligned, x);
 }
 
+}  // namespace
+
+namespace cuda {
+
 template <typename T>
-void Run(const DropoutArgs<T>& args, cudaStream_t stream) {
+void Dropout(const DropoutArgs<T>& args, cudaStream_t stream) {
   const int64_t packs = (args.dim + kPack<T> - 1) / kPack<T>;
   const int64_t items = args.num_tokens * packs;
   if (items == 0) return;
@@ -47,12 +51,8 @@ void Run(const DropoutArgs<T>& args, cudaStream_t stream) {
          aligned);
 }
 
-}  // namespace
-
-namespace cuda {
-
-void Dropout(const DropoutArgs<float>& args, cudaStream_t stream) { Run(args, stream); }
-void Dropout(const DropoutArgs<Bf16>& args, cudaStream_t stream) { Run(args, stream); }
+template void Dropout(const DropoutArgs<float>&, cudaStream_t);
+template void Dropout(const DropoutArgs<Bf16>&, cudaStream_t);
 
 }  // namespace cuda
 }  // namespace halflife::kernels

@@ -30,12 +30,12 @@ struct DropoutArgs {
 
 namespace cpu {
 // Processes tokens [begin, end).
-void Dropout(const DropoutArgs<float>& args, int64_t begin, int64_t end);
-void Dropout(const DropoutArgs<Bf16>& args, int64_t begin, int64_t end);
+template <typename T>
+void Dropout(const DropoutArgs<T>& args, int64_t begin, int64_t end);
 }  // namespace cpu
 namespace cuda {
-void Dropout(const DropoutArgs<float>& args, cudaStream_t stream);
-void Dropout(const DropoutArgs<Bf16>& args, cudaStream_t stream);
+template <typename T>
+void Dropout(const DropoutArgs<T>& args, cudaStream_t stream);
 }  // namespace cuda
 
 }  // namespace halflife::kernels

@@ -48,14 +48,14 @@ HL_INLINE void DropLoop(const DropoutArgs<T>& args, int64_t begin, int64_t end) 
   }
 }
 
+}  // namespace
+
 template <typename T>
-void Drop(const DropoutArgs<T>& args, int64_t begin, int64_t end) {
+void Dropout(const DropoutArgs<T>& args, int64_t begin, int64_t end) {
   RunVectorised([&]() HL_LAMBDA_INLINE { DropLoop(args, begin, end); });
 }
 
-}  // namespace
-
-void Dropout(const DropoutArgs<float>& args, int64_t begin, int64_t end) { Drop(args, begin, end); }
-void Dropout(const DropoutArgs<Bf16>& args, int64_t begin, int64_t end) { Drop(args, begin, end); }
+template void Dropout(const DropoutArgs<float>&, int64_t, int64_t);
+template void Dropout(const DropoutArgs<Bf16>&, int64_t, int64_t);
 
 }  // namespace halflife::kernels::cpu

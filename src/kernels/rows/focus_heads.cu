@@ -386,9 +386,13 @@ LaunchShape LaunchOf(int64_t num_tokens, int64_t heads, int64_t dim, int64_t mos
           name};
 }
 
+}  // namespace
+
+namespace cuda {
+
 template <typename T>
-void LeavesForward(const FocusLeavesShape<T>& shape, const FocusLeavesResults<T>& results,
-                   cudaStream_t stream) {
+void FocusLeavesForward(const FocusLeavesShape<T>& shape, const FocusLeavesResults<T>& results,
+                        cudaStream_t stream) {
   CheckDim(shape.dim);
   if (shape.num_tokens == 0 || shape.num_heads == 0) return;
   const bool aligned = Aligned16<T>(shape.dim, results.payload) && IsAligned(shape.x) &&
@@ -400,8 +404,8 @@ void LeavesForward(const FocusLeavesShape<T>& shape, const FocusLeavesResults<T>
 }
 
 template <typename T>
-void LeavesBackward(const FocusLeavesShape<T>& shape, const FocusLeavesGrads<T>& grads,
-                    float* partials, cudaStream_t stream) {
+void FocusLeavesBackward(const FocusLeavesShape<T>& shape, const FocusLeavesGrads<T>& grads,
+                         float* partials, cudaStream_t stream) {
   CheckDim(shape.dim);
   if (shape.num_heads == 0) return;
   const bool aligned = Aligned16<T>(shape.dim, grads.dpayload) && IsAligned(shape.x) &&
@@ -426,16 +430,17 @@ void LeavesBackward(const FocusLeavesShape<T>& shape, const FocusLeavesGrads<T>&
 }
 
 template <typename T>
-void GateForward(const FocusGateShape<T>& shape, T* out, cudaStream_t stream) {
+void FocusGateForward(const FocusGateShape<T>& shape, T* out, cudaStream_t stream) {
   CheckDim(shape.dim);
   if (shape.num_tokens == 0 || shape.num_heads == 0) return;
   const bool aligned = Aligned16<T>(shape.dim, shape.pooled, out) && IsAligned(shape.query);
   Launch(LaunchOf<T>(shape.num_tokens, shape.num_heads, shape.dim, kMostTokenBlocks, "focus gate"),
          stream, FocusGateForwardKernel<T>, shape, LanesOf<T>(shape.dim), aligned, out);
 }
+
 template <typename T>
-void GateBackward(const FocusGateShape<T>& shape, const FocusGateGrads<T>& grads,
-                  cudaStream_t stream) {
+void FocusGateBackward(const FocusGateShape<T>& shape, const FocusGateGrads<T>& grads,
+                       cudaStream_t stream) {
   CheckDim(shape.dim);
   if (shape.num_tokens == 0 || shape.num_heads == 0) return;
   const bool aligned = Aligned16<T>(shape.dim, shape.pooled, grads.dout, grads.dpooled) &&
@@ -445,40 +450,20 @@ void GateBackward(const FocusGateShape<T>& shape, const FocusGateGrads<T>& grads
          stream, FocusGateBackwardKernel<T>, shape, grads, LanesOf<T>(shape.dim), aligned);
 }
 
-}  // namespace
-
-namespace cuda {
-
-void FocusLeavesForward(const FocusLeavesShape<float>& shape,
-                        const FocusLeavesResults<float>& results, cudaStream_t stream) {
-  LeavesForward(shape, results, stream);
-}
-void FocusLeavesForward(const FocusLeavesShape<Bf16>& shape,
-                        const FocusLeavesResults<Bf16>& results, cudaStream_t stream) {
-  LeavesForward(shape, results, stream);
-}
-void FocusLeavesBackward(const FocusLeavesShape<float>& shape, const FocusLeavesGrads<float>& grads,
-                         float* partials, cudaStream_t stream) {
-  LeavesBackward(shape, grads, partials, stream);
-}
-void FocusLeavesBackward(const FocusLeavesShape<Bf16>& shape, const FocusLeavesGrads<Bf16>& grads,
-                         float* partials, cudaStream_t stream) {
-  LeavesBackward(shape, grads, partials, stream);
-}
-void FocusGateForward(const FocusGateShape<float>& shape, float* out, cudaStream_t stream) {
-  GateForward(shape, out, stream);
-}
-void FocusGateForward(const FocusGateShape<Bf16>& shape, Bf16* out, cudaStream_t stream) {
-  GateForward(shape, out, stream);
-}
-void FocusGateBackward(const FocusGateShape<float>& shape, const FocusGateGrads<float>& grads,
-                       cudaStream_t stream) {
-  GateBackward(shape, grads, stream);
-}
-void FocusGateBackward(const FocusGateShape<Bf16>& shape, const FocusGateGrads<Bf16>& grads,
-                       cudaStream_t stream) {
-  GateBackward(shape, grads, stream);
-}
+template void FocusLeavesForward(const FocusLeavesShape<float>&, const FocusLeavesResults<float>&,
+                                 cudaStream_t);
+template void FocusLeavesForward(const FocusLeavesShape<Bf16>&, const FocusLeavesResults<Bf16>&,
+                                 cudaStream_t);
+template void FocusLeavesBackward(const FocusLeavesShape<float>&, const FocusLeavesGrads<float>&,
+                                  float*, cudaStream_t);
+template void FocusLeavesBackward(const FocusLeavesShape<Bf16>&, const FocusLeavesGrads<Bf16>&,
+                                  float*, cudaStream_t);
+template void FocusGateForward(const FocusGateShape<float>&, float*, cudaStream_t);
+template void FocusGateForward(const FocusGateShape<Bf16>&, Bf16*, cudaStream_t);
+template void FocusGateBackward(const FocusGateShape<float>&, const FocusGateGrads<float>&,
+                                cudaStream_t);
+template void FocusGateBackward(const FocusGateShape<Bf16>&, const FocusGateGrads<Bf16>&,
+                                cudaStream_t);
 
 }  // namespace cuda
 }  // namespace halflife::kernels

@@ -91,26 +91,22 @@ namespace cpu {
 constexpr int64_t kFocusTokensPerBlock = 128;
 
 // Processes tokens [begin, end).
-void FocusLeavesForward(const FocusLeavesShape<float>& shape,
-                        const FocusLeavesResults<float>& results, int64_t begin, int64_t end);
-void FocusLeavesForward(const FocusLeavesShape<Bf16>& shape,
-                        const FocusLeavesResults<Bf16>& results, int64_t begin, int64_t end);
+template <typename T>
+void FocusLeavesForward(const FocusLeavesShape<T>& shape, const FocusLeavesResults<T>& results,
+                        int64_t begin, int64_t end);
 // Adds the gradient of the standardized vector to dstandardised [H, n]; null: there is no vector.
-void FocusLeavesBackward(const FocusLeavesShape<float>& shape, const FocusLeavesGrads<float>& grads,
-                         int64_t begin, int64_t end, float* dstandardised);
-void FocusLeavesBackward(const FocusLeavesShape<Bf16>& shape, const FocusLeavesGrads<Bf16>& grads,
+template <typename T>
+void FocusLeavesBackward(const FocusLeavesShape<T>& shape, const FocusLeavesGrads<T>& grads,
                          int64_t begin, int64_t end, float* dstandardised);
 // Computes dvector from dstandardised, summed over all tokens.
-void FocusVectorBackward(const FocusLeavesShape<float>& shape, const FocusLeavesGrads<float>& grads,
-                         const float* dstandardised);
-void FocusVectorBackward(const FocusLeavesShape<Bf16>& shape, const FocusLeavesGrads<Bf16>& grads,
+template <typename T>
+void FocusVectorBackward(const FocusLeavesShape<T>& shape, const FocusLeavesGrads<T>& grads,
                          const float* dstandardised);
 // `out` is [tokens, H n].
-void FocusGateForward(const FocusGateShape<float>& shape, float* out, int64_t begin, int64_t end);
-void FocusGateForward(const FocusGateShape<Bf16>& shape, Bf16* out, int64_t begin, int64_t end);
-void FocusGateBackward(const FocusGateShape<float>& shape, const FocusGateGrads<float>& grads,
-                       int64_t begin, int64_t end);
-void FocusGateBackward(const FocusGateShape<Bf16>& shape, const FocusGateGrads<Bf16>& grads,
+template <typename T>
+void FocusGateForward(const FocusGateShape<T>& shape, T* out, int64_t begin, int64_t end);
+template <typename T>
+void FocusGateBackward(const FocusGateShape<T>& shape, const FocusGateGrads<T>& grads,
                        int64_t begin, int64_t end);
 }  // namespace cpu
 
@@ -121,20 +117,17 @@ inline int64_t FocusVectorPartials(int64_t num_tokens) {
   return std::min(kFocusMaxBlocks, num_tokens);
 }
 
-void FocusLeavesForward(const FocusLeavesShape<float>& shape,
-                        const FocusLeavesResults<float>& results, cudaStream_t stream);
-void FocusLeavesForward(const FocusLeavesShape<Bf16>& shape,
-                        const FocusLeavesResults<Bf16>& results, cudaStream_t stream);
+template <typename T>
+void FocusLeavesForward(const FocusLeavesShape<T>& shape, const FocusLeavesResults<T>& results,
+                        cudaStream_t stream);
 // `partials` holds FocusVectorPartials(num_tokens) H n floats if there is a vector.
-void FocusLeavesBackward(const FocusLeavesShape<float>& shape, const FocusLeavesGrads<float>& grads,
+template <typename T>
+void FocusLeavesBackward(const FocusLeavesShape<T>& shape, const FocusLeavesGrads<T>& grads,
                          float* partials, cudaStream_t stream);
-void FocusLeavesBackward(const FocusLeavesShape<Bf16>& shape, const FocusLeavesGrads<Bf16>& grads,
-                         float* partials, cudaStream_t stream);
-void FocusGateForward(const FocusGateShape<float>& shape, float* out, cudaStream_t stream);
-void FocusGateForward(const FocusGateShape<Bf16>& shape, Bf16* out, cudaStream_t stream);
-void FocusGateBackward(const FocusGateShape<float>& shape, const FocusGateGrads<float>& grads,
-                       cudaStream_t stream);
-void FocusGateBackward(const FocusGateShape<Bf16>& shape, const FocusGateGrads<Bf16>& grads,
+template <typename T>
+void FocusGateForward(const FocusGateShape<T>& shape, T* out, cudaStream_t stream);
+template <typename T>
+void FocusGateBackward(const FocusGateShape<T>& shape, const FocusGateGrads<T>& grads,
                        cudaStream_t stream);
 }  // namespace cuda
 

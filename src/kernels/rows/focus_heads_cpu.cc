@@ -306,57 +306,55 @@ HL_INLINE void WithDim(const Shape& shape, const Body& body) {
 
 }  // namespace
 
-void FocusLeavesForward(const FocusLeavesShape<float>& shape,
-                        const FocusLeavesResults<float>& results, int64_t begin, int64_t end) {
+template <typename T>
+void FocusLeavesForward(const FocusLeavesShape<T>& shape, const FocusLeavesResults<T>& results,
+                        int64_t begin, int64_t end) {
   RunVectorised([&]() HL_LAMBDA_INLINE {
     WithDim(shape, [&](const auto& s) HL_LAMBDA_INLINE { LeavesForward(s, results, begin, end); });
   });
 }
-void FocusLeavesForward(const FocusLeavesShape<Bf16>& shape,
-                        const FocusLeavesResults<Bf16>& results, int64_t begin, int64_t end) {
-  RunVectorised([&]() HL_LAMBDA_INLINE {
-    WithDim(shape, [&](const auto& s) HL_LAMBDA_INLINE { LeavesForward(s, results, begin, end); });
-  });
-}
-void FocusLeavesBackward(const FocusLeavesShape<float>& shape, const FocusLeavesGrads<float>& grads,
+template <typename T>
+void FocusLeavesBackward(const FocusLeavesShape<T>& shape, const FocusLeavesGrads<T>& grads,
                          int64_t begin, int64_t end, float* dstandardised) {
   RunVectorised([&]()
                     HL_LAMBDA_INLINE { LeavesBackward(shape, grads, begin, end, dstandardised); });
 }
-void FocusLeavesBackward(const FocusLeavesShape<Bf16>& shape, const FocusLeavesGrads<Bf16>& grads,
-                         int64_t begin, int64_t end, float* dstandardised) {
-  RunVectorised([&]()
-                    HL_LAMBDA_INLINE { LeavesBackward(shape, grads, begin, end, dstandardised); });
-}
-void FocusVectorBackward(const FocusLeavesShape<float>& shape, const FocusLeavesGrads<float>& grads,
+template <typename T>
+void FocusVectorBackward(const FocusLeavesShape<T>& shape, const FocusLeavesGrads<T>& grads,
                          const float* dstandardised) {
   RunVectorised([&]() HL_LAMBDA_INLINE { VectorBackward(shape, grads, dstandardised); });
 }
-void FocusVectorBackward(const FocusLeavesShape<Bf16>& shape, const FocusLeavesGrads<Bf16>& grads,
-                         const float* dstandardised) {
-  RunVectorised([&]() HL_LAMBDA_INLINE { VectorBackward(shape, grads, dstandardised); });
-}
-void FocusGateForward(const FocusGateShape<float>& shape, float* out, int64_t begin, int64_t end) {
+template <typename T>
+void FocusGateForward(const FocusGateShape<T>& shape, T* out, int64_t begin, int64_t end) {
   RunVectorised([&]() HL_LAMBDA_INLINE {
     WithDim(shape, [&](const auto& s) HL_LAMBDA_INLINE { GateForward(s, out, begin, end); });
   });
 }
-void FocusGateForward(const FocusGateShape<Bf16>& shape, Bf16* out, int64_t begin, int64_t end) {
-  RunVectorised([&]() HL_LAMBDA_INLINE {
-    WithDim(shape, [&](const auto& s) HL_LAMBDA_INLINE { GateForward(s, out, begin, end); });
-  });
-}
-void FocusGateBackward(const FocusGateShape<float>& shape, const FocusGateGrads<float>& grads,
+template <typename T>
+void FocusGateBackward(const FocusGateShape<T>& shape, const FocusGateGrads<T>& grads,
                        int64_t begin, int64_t end) {
   RunVectorised([&]() HL_LAMBDA_INLINE {
     WithDim(shape, [&](const auto& s) HL_LAMBDA_INLINE { GateBackward(s, grads, begin, end); });
   });
 }
-void FocusGateBackward(const FocusGateShape<Bf16>& shape, const FocusGateGrads<Bf16>& grads,
-                       int64_t begin, int64_t end) {
-  RunVectorised([&]() HL_LAMBDA_INLINE {
-    WithDim(shape, [&](const auto& s) HL_LAMBDA_INLINE { GateBackward(s, grads, begin, end); });
-  });
-}
+
+template void FocusLeavesForward(const FocusLeavesShape<float>&, const FocusLeavesResults<float>&,
+                                 int64_t, int64_t);
+template void FocusLeavesForward(const FocusLeavesShape<Bf16>&, const FocusLeavesResults<Bf16>&,
+                                 int64_t, int64_t);
+template void FocusLeavesBackward(const FocusLeavesShape<float>&, const FocusLeavesGrads<float>&,
+                                  int64_t, int64_t, float*);
+template void FocusLeavesBackward(const FocusLeavesShape<Bf16>&, const FocusLeavesGrads<Bf16>&,
+                                  int64_t, int64_t, float*);
+template void FocusVectorBackward(const FocusLeavesShape<float>&, const FocusLeavesGrads<float>&,
+                                  const float*);
+template void FocusVectorBackward(const FocusLeavesShape<Bf16>&, const FocusLeavesGrads<Bf16>&,
+                                  const float*);
+template void FocusGateForward(const FocusGateShape<float>&, float*, int64_t, int64_t);
+template void FocusGateForward(const FocusGateShape<Bf16>&, Bf16*, int64_t, int64_t);
+template void FocusGateBackward(const FocusGateShape<float>&, const FocusGateGrads<float>&, int64_t,
+                                int64_t);
+template void FocusGateBackward(const FocusGateShape<Bf16>&, const FocusGateGrads<Bf16>&, int64_t,
+                                int64_t);
 
 }  // namespace halflife::kernels::cpu

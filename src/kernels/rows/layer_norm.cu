@@ -188,8 +188,12 @@ RowShape ShapeOf(int64_t dim) {
   return RowShapeOf<T>(dim);
 }
 
+}  // namespace
+
+namespace cuda {
+
 template <typename T>
-void Forward(const LayerNormArgs<T>& args, cudaStream_t stream) {
+void LayerNormForward(const LayerNormArgs<T>& args, cudaStream_t stream) {
   if (args.num_rows == 0 || args.dim == 0 || args.num_parts == 0) return;
   const RowShape shape = ShapeOf<T>(args.dim);
   const int64_t blocks = (args.num_rows + shape.rows_per_block - 1) / shape.rows_per_block;
@@ -200,7 +204,7 @@ void Forward(const LayerNormArgs<T>& args, cudaStream_t stream) {
 }
 
 template <typename T>
-void Backward(const LayerNormGradArgs<T>& args, float* partials, cudaStream_t stream) {
+void LayerNormBackward(const LayerNormGradArgs<T>& args, float* partials, cudaStream_t stream) {
   if (args.dim == 0 || args.num_parts == 0) return;
   const RowShape shape = ShapeOf<T>(args.dim);
   const int64_t blocks = std::min(
@@ -219,22 +223,10 @@ void Backward(const LayerNormGradArgs<T>& args, float* partials, cudaStream_t st
   cuda::SumPartials(partials, blocks, sums, stream);
 }
 
-}  // namespace
-
-namespace cuda {
-
-void LayerNormForward(const LayerNormArgs<float>& args, cudaStream_t stream) {
-  Forward(args, stream);
-}
-void LayerNormForward(const LayerNormArgs<Bf16>& args, cudaStream_t stream) {
-  Forward(args, stream);
-}
-void LayerNormBackward(const LayerNormGradArgs<float>& args, float* partials, cudaStream_t stream) {
-  Backward(args, partials, stream);
-}
-void LayerNormBackward(const LayerNormGradArgs<Bf16>& args, float* partials, cudaStream_t stream) {
-  Backward(args, partials, stream);
-}
+template void LayerNormForward(const LayerNormArgs<float>&, cudaStream_t);
+template void LayerNormForward(const LayerNormArgs<Bf16>&, cudaStream_t);
+template void LayerNormBackward(const LayerNormGradArgs<float>&, float*, cudaStream_t);
+template void LayerNormBackward(const LayerNormGradArgs<Bf16>&, float*, cudaStream_t);
 
 }  // namespace cuda
 }  // namespace halflife::kernels

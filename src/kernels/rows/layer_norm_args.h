@@ -76,14 +76,12 @@ namespace cpu {
 constexpr int64_t kLayerNormRowsPerBlock = 128;
 
 // Processes rows [begin, end) of every part.
-void LayerNormForward(const LayerNormArgs<float>& args, int64_t begin, int64_t end);
-void LayerNormForward(const LayerNormArgs<Bf16>& args, int64_t begin, int64_t end);
+template <typename T>
+void LayerNormForward(const LayerNormArgs<T>& args, int64_t begin, int64_t end);
 // Computes the gradients of these rows and adds those of gamma and beta to sums [num_parts, 2,
 // dim].
-void LayerNormBackward(const LayerNormGradArgs<float>& args, int64_t begin, int64_t end,
-                       float* sums);
-void LayerNormBackward(const LayerNormGradArgs<Bf16>& args, int64_t begin, int64_t end,
-                       float* sums);
+template <typename T>
+void LayerNormBackward(const LayerNormGradArgs<T>& args, int64_t begin, int64_t end, float* sums);
 }  // namespace cpu
 
 namespace cuda {
@@ -93,11 +91,11 @@ inline int64_t LayerNormPartials(int64_t num_rows) {
   return std::min(kLayerNormMaxBlocks, num_rows);
 }
 
-void LayerNormForward(const LayerNormArgs<float>& args, cudaStream_t stream);
-void LayerNormForward(const LayerNormArgs<Bf16>& args, cudaStream_t stream);
+template <typename T>
+void LayerNormForward(const LayerNormArgs<T>& args, cudaStream_t stream);
 // `partials` holds LayerNormPartials(num_rows) num_parts 2 dim floats.
-void LayerNormBackward(const LayerNormGradArgs<float>& args, float* partials, cudaStream_t stream);
-void LayerNormBackward(const LayerNormGradArgs<Bf16>& args, float* partials, cudaStream_t stream);
+template <typename T>
+void LayerNormBackward(const LayerNormGradArgs<T>& args, float* partials, cudaStream_t stream);
 }  // namespace cuda
 
 }  // namespace halflife::kernels

@@ -72,14 +72,17 @@ HL_INLINE void BackwardLoop(const LayerNormGradPart<T>& part, int64_t dim, int64
   }
 }
 
+}  // namespace
+
 template <typename T>
-void Forward(const LayerNormArgs<T>& args, int64_t begin, int64_t end) {
+void LayerNormForward(const LayerNormArgs<T>& args, int64_t begin, int64_t end) {
   RunVectorised([&]() HL_LAMBDA_INLINE {
     for (int i = 0; i < args.num_parts; ++i) ForwardLoop(args, args.parts[i], begin, end);
   });
 }
+
 template <typename T>
-void Backward(const LayerNormGradArgs<T>& args, int64_t begin, int64_t end, float* sums) {
+void LayerNormBackward(const LayerNormGradArgs<T>& args, int64_t begin, int64_t end, float* sums) {
   RunVectorised([&]() HL_LAMBDA_INLINE {
     for (int i = 0; i < args.num_parts; ++i) {
       float* const of_part = sums + 2 * i * args.dim;
@@ -88,21 +91,9 @@ void Backward(const LayerNormGradArgs<T>& args, int64_t begin, int64_t end, floa
   });
 }
 
-}  // namespace
-
-void LayerNormForward(const LayerNormArgs<float>& args, int64_t begin, int64_t end) {
-  Forward(args, begin, end);
-}
-void LayerNormForward(const LayerNormArgs<Bf16>& args, int64_t begin, int64_t end) {
-  Forward(args, begin, end);
-}
-void LayerNormBackward(const LayerNormGradArgs<float>& args, int64_t begin, int64_t end,
-                       float* sums) {
-  Backward(args, begin, end, sums);
-}
-void LayerNormBackward(const LayerNormGradArgs<Bf16>& args, int64_t begin, int64_t end,
-                       float* sums) {
-  Backward(args, begin, end, sums);
-}
+template void LayerNormForward(const LayerNormArgs<float>&, int64_t, int64_t);
+template void LayerNormForward(const LayerNormArgs<Bf16>&, int64_t, int64_t);
+template void LayerNormBackward(const LayerNormGradArgs<float>&, int64_t, int64_t, float*);
+template void LayerNormBackward(const LayerNormGradArgs<Bf16>&, int64_t, int64_t, float*);
 
 }  // namespace halflife::kernels::cpu

@@ -96,31 +96,25 @@ void LaunchRows(const char* name, void (*kernel)(Args, Schedule), const Args& ar
          args, Schedule{shape.lanes, shape.rows_per_block, aligned});
 }
 
-template <typename T>
-void Forward(const RealNormRows<T>& args, cudaStream_t stream) {
-  LaunchRows<T>("standardising", RealNormForwardKernel<T>, args,
-                Aligned16<T>(args.dim, args.x, args.out), stream);
-}
-template <typename T>
-void Backward(const RealNormGradRows<T>& args, cudaStream_t stream) {
-  LaunchRows<T>("standardising's gradient", RealNormBackwardKernel<T>, args,
-                Aligned16<T>(args.dim, args.out, args.dout, args.dx), stream);
-}
-
 }  // namespace
 
 namespace cuda {
 
-void RealNormForward(const RealNormRows<float>& rows, cudaStream_t stream) {
-  Forward(rows, stream);
+template <typename T>
+void RealNormForward(const RealNormRows<T>& args, cudaStream_t stream) {
+  LaunchRows<T>("standardising", RealNormForwardKernel<T>, args,
+                Aligned16<T>(args.dim, args.x, args.out), stream);
 }
-void RealNormForward(const RealNormRows<Bf16>& rows, cudaStream_t stream) { Forward(rows, stream); }
-void RealNormBackward(const RealNormGradRows<float>& rows, cudaStream_t stream) {
-  Backward(rows, stream);
+template <typename T>
+void RealNormBackward(const RealNormGradRows<T>& args, cudaStream_t stream) {
+  LaunchRows<T>("standardising's gradient", RealNormBackwardKernel<T>, args,
+                Aligned16<T>(args.dim, args.out, args.dout, args.dx), stream);
 }
-void RealNormBackward(const RealNormGradRows<Bf16>& rows, cudaStream_t stream) {
-  Backward(rows, stream);
-}
+
+template void RealNormForward(const RealNormRows<float>&, cudaStream_t);
+template void RealNormForward(const RealNormRows<Bf16>&, cudaStream_t);
+template void RealNormBackward(const RealNormGradRows<float>&, cudaStream_t);
+template void RealNormBackward(const RealNormGradRows<Bf16>&, cudaStream_t);
 
 }  // namespace cuda
 }  // namespace halflife::kernels

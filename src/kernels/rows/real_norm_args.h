@@ -55,17 +55,17 @@ struct RealNormScale {
 
 namespace cpu {
 // Processes rows [begin, end).
-void RealNormForward(const RealNormRows<float>& rows, int64_t begin, int64_t end);
-void RealNormForward(const RealNormRows<Bf16>& rows, int64_t begin, int64_t end);
-void RealNormBackward(const RealNormGradRows<float>& rows, int64_t begin, int64_t end);
-void RealNormBackward(const RealNormGradRows<Bf16>& rows, int64_t begin, int64_t end);
+template <typename T>
+void RealNormForward(const RealNormRows<T>& rows, int64_t begin, int64_t end);
+template <typename T>
+void RealNormBackward(const RealNormGradRows<T>& rows, int64_t begin, int64_t end);
 }  // namespace cpu
 
 namespace cuda {
-void RealNormForward(const RealNormRows<float>& rows, cudaStream_t stream);
-void RealNormForward(const RealNormRows<Bf16>& rows, cudaStream_t stream);
-void RealNormBackward(const RealNormGradRows<float>& rows, cudaStream_t stream);
-void RealNormBackward(const RealNormGradRows<Bf16>& rows, cudaStream_t stream);
+template <typename T>
+void RealNormForward(const RealNormRows<T>& rows, cudaStream_t stream);
+template <typename T>
+void RealNormBackward(const RealNormGradRows<T>& rows, cudaStream_t stream);
 }  // namespace cuda
 
 }  // namespace halflife::kernels

@@ -47,17 +47,18 @@ HL_INLINE void BackwardLoop(const RealNormGradRows<T>& rows, int64_t begin, int6
 
 }  // namespace
 
-void RealNormForward(const RealNormRows<float>& rows, int64_t begin, int64_t end) {
+template <typename T>
+void RealNormForward(const RealNormRows<T>& rows, int64_t begin, int64_t end) {
   RunVectorised([&]() HL_LAMBDA_INLINE { ForwardLoop(rows, begin, end); });
 }
-void RealNormForward(const RealNormRows<Bf16>& rows, int64_t begin, int64_t end) {
-  RunVectorised([&]() HL_LAMBDA_INLINE { ForwardLoop(rows, begin, end); });
-}
-void RealNormBackward(const RealNormGradRows<float>& rows, int64_t begin, int64_t end) {
+template <typename T>
+void RealNormBackward(const RealNormGradRows<T>& rows, int64_t begin, int64_t end) {
   RunVectorised([&]() HL_LAMBDA_INLINE { BackwardLoop(rows, begin, end); });
 }
-void RealNormBackward(const RealNormGradRows<Bf16>& rows, int64_t begin, int64_t end) {
-  RunVectorised([&]() HL_LAMBDA_INLINE { BackwardLoop(rows, begin, end); });
-}
+
+template void RealNormForward(const RealNormRows<float>&, int64_t, int64_t);
+template void RealNormForward(const RealNormRows<Bf16>&, int64_t, int64_t);
+template void RealNormBackward(const RealNormGradRows<float>&, int64_t, int64_t);
+template void RealNormBackward(const RealNormGradRows<Bf16>&, int64_t, int64_t);
 
 }  // namespace halflife::kernels::cpu

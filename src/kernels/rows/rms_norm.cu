@@ -364,19 +364,6 @@ void CheckDim(int64_t dim) {
   HL_CHECK(dim <= kMaxDim, "RMS norm over ", dim, " channels. Use at most ", kMaxDim, ".");
 }
 
-template <typename T>
-void Forward(const NormRows<T>& args, cudaStream_t stream) {
-  if (args.num_rows == 0 || args.dim == 0) return;
-  CheckDim(args.dim);
-  const RowShape shape = RowShapeOf<T>(args.dim);
-  const bool aligned =
-      args.gate_place.gate_stride % kPack<T> == 0 &&
-      Aligned16<T>(args.dim, args.x, args.residual, args.gate, args.weight, args.sum, args.out);
-  const int64_t blocks = (args.num_rows + shape.rows_per_block - 1) / shape.rows_per_block;
-  Launch({dim3(static_cast<unsigned>(blocks)), dim3(shape.threads()), 0, "RMS norm"}, stream,
-         NormForwardKernel<T>, args, Schedule{shape.lanes, shape.rows_per_block, aligned});
-}
-
 // Launches the kernel for rows that fit in registers. Returns its number of blocks.
 template <typename T, int kPacks>
 int64_t LaunchGradient(const NormGradRows<T>& args, const GradSchedule& schedule, float* partials,
@@ -408,9 +395,26 @@ int64_t LaunchWideGradient(const NormGradRows<T>& args, bool aligned, float* par
   return blocks;
 }
 
+}  // namespace
+
+namespace cuda {
+
 template <typename T>
-void Backward(const NormGradRows<T>& args, float* dweight, bool added, float* workspace,
-              cudaStream_t stream) {
+void NormForward(const NormRows<T>& args, cudaStream_t stream) {
+  if (args.num_rows == 0 || args.dim == 0) return;
+  CheckDim(args.dim);
+  const RowShape shape = RowShapeOf<T>(args.dim);
+  const bool aligned =
+      args.gate_place.gate_stride % kPack<T> == 0 &&
+      Aligned16<T>(args.dim, args.x, args.residual, args.gate, args.weight, args.sum, args.out);
+  const int64_t blocks = (args.num_rows + shape.rows_per_block - 1) / shape.rows_per_block;
+  Launch({dim3(static_cast<unsigned>(blocks)), dim3(shape.threads()), 0, "RMS norm"}, stream,
+         NormForwardKernel<T>, args, Schedule{shape.lanes, shape.rows_per_block, aligned});
+}
+
+template <typename T>
+void NormBackward(const NormGradRows<T>& args, float* dweight, bool added, float* workspace,
+                  cudaStream_t stream) {
   if (args.dim == 0) return;
   CheckDim(args.dim);
   const bool aligned = args.gate_place.gate_stride % kPack<T> == 0 &&
@@ -430,20 +434,10 @@ void Backward(const NormGradRows<T>& args, float* dweight, bool added, float* wo
   cuda::SumPartials(workspace, blocks, args.dim, dweight, stream, added);
 }
 
-}  // namespace
-
-namespace cuda {
-
-void NormForward(const NormRows<float>& rows, cudaStream_t stream) { Forward(rows, stream); }
-void NormForward(const NormRows<Bf16>& rows, cudaStream_t stream) { Forward(rows, stream); }
-void NormBackward(const NormGradRows<float>& rows, float* dweight, bool added, float* workspace,
-                  cudaStream_t stream) {
-  Backward(rows, dweight, added, workspace, stream);
-}
-void NormBackward(const NormGradRows<Bf16>& rows, float* dweight, bool added, float* workspace,
-                  cudaStream_t stream) {
-  Backward(rows, dweight, added, workspace, stream);
-}
+template void NormForward(const NormRows<float>&, cudaStream_t);
+template void NormForward(const NormRows<Bf16>&, cudaStream_t);
+template void NormBackward(const NormGradRows<float>&, float*, bool, float*, cudaStream_t);
+template void NormBackward(const NormGradRows<Bf16>&, float*, bool, float*, cudaStream_t);
 
 }  // namespace cuda
 }  // namespace halflife::kernels

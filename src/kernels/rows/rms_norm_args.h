@@ -80,13 +80,12 @@ namespace cpu {
 constexpr int64_t kNormRowsPerBlock = 128;
 
 // Processes rows [begin, end).
-void NormForward(const NormRows<float>& rows, int64_t begin, int64_t end);
-void NormForward(const NormRows<Bf16>& rows, int64_t begin, int64_t end);
+template <typename T>
+void NormForward(const NormRows<T>& rows, int64_t begin, int64_t end);
 // Computes the gradients of rows [begin, end) and adds theirs to dweight [dim]. `scratch` holds dim
 // floats.
-void NormBackward(const NormGradRows<float>& rows, int64_t begin, int64_t end, float* dweight,
-                  float* scratch);
-void NormBackward(const NormGradRows<Bf16>& rows, int64_t begin, int64_t end, float* dweight,
+template <typename T>
+void NormBackward(const NormGradRows<T>& rows, int64_t begin, int64_t end, float* dweight,
                   float* scratch);
 }  // namespace cpu
 
@@ -97,13 +96,12 @@ inline int64_t NormWorkspaceFloats(int64_t num_rows, int64_t dim) {
   return std::min(kNormMaxBlocks, num_rows) * dim;
 }
 
-void NormForward(const NormRows<float>& rows, cudaStream_t stream);
-void NormForward(const NormRows<Bf16>& rows, cudaStream_t stream);
+template <typename T>
+void NormForward(const NormRows<T>& rows, cudaStream_t stream);
 // Overwrites dweight [dim] or, if `added`, adds to it. `workspace` holds NormWorkspaceFloats()
 // floats.
-void NormBackward(const NormGradRows<float>& rows, float* dweight, bool added, float* workspace,
-                  cudaStream_t stream);
-void NormBackward(const NormGradRows<Bf16>& rows, float* dweight, bool added, float* workspace,
+template <typename T>
+void NormBackward(const NormGradRows<T>& rows, float* dweight, bool added, float* workspace,
                   cudaStream_t stream);
 }  // namespace cuda
 

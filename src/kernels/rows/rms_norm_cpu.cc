@@ -134,8 +134,10 @@ HL_INLINE void BackwardLoop(const NormGradRows<T>& rows, int64_t begin, int64_t 
   }
 }
 
+}  // namespace
+
 template <typename T>
-void Forward(const NormRows<T>& rows, int64_t begin, int64_t end) {
+void NormForward(const NormRows<T>& rows, int64_t begin, int64_t end) {
   RunVectorised([&]() HL_LAMBDA_INLINE {
     if (rows.gate_kind == NormGate::kSilu) {
       ForwardLoop<NormGate::kSilu>(rows, begin, end);
@@ -146,8 +148,8 @@ void Forward(const NormRows<T>& rows, int64_t begin, int64_t end) {
 }
 
 template <typename T>
-void Backward(const NormGradRows<T>& rows, int64_t begin, int64_t end, float* dweight,
-              float* scratch) {
+void NormBackward(const NormGradRows<T>& rows, int64_t begin, int64_t end, float* dweight,
+                  float* scratch) {
   RunVectorised([&]() HL_LAMBDA_INLINE {
     if (rows.gate_kind == NormGate::kSilu) {
       BackwardLoop<NormGate::kSilu>(rows, begin, end, dweight, scratch);
@@ -157,21 +159,9 @@ void Backward(const NormGradRows<T>& rows, int64_t begin, int64_t end, float* dw
   });
 }
 
-}  // namespace
-
-void NormForward(const NormRows<float>& rows, int64_t begin, int64_t end) {
-  Forward(rows, begin, end);
-}
-void NormForward(const NormRows<Bf16>& rows, int64_t begin, int64_t end) {
-  Forward(rows, begin, end);
-}
-void NormBackward(const NormGradRows<float>& rows, int64_t begin, int64_t end, float* dweight,
-                  float* scratch) {
-  Backward(rows, begin, end, dweight, scratch);
-}
-void NormBackward(const NormGradRows<Bf16>& rows, int64_t begin, int64_t end, float* dweight,
-                  float* scratch) {
-  Backward(rows, begin, end, dweight, scratch);
-}
+template void NormForward(const NormRows<float>&, int64_t, int64_t);
+template void NormForward(const NormRows<Bf16>&, int64_t, int64_t);
+template void NormBackward(const NormGradRows<float>&, int64_t, int64_t, float*, float*);
+template void NormBackward(const NormGradRows<Bf16>&, int64_t, int64_t, float*, float*);
 
 }  // namespace halflife::kernels::cpu

@@ -54,8 +54,12 @@ __global__ void __launch_bounds__(kThreads)
   Store(out + args.half, count, aligned, b);
 }
 
+}  // namespace
+
+namespace cuda {
+
 template <typename T>
-void Run(const RotaryTokens<T>& args, cudaStream_t stream) {
+void Rotate(const RotaryTokens<T>& args, cudaStream_t stream) {
   const auto packs_of = [](int64_t channels) { return (channels + kPack<T> - 1) / kPack<T>; };
   const int64_t packs = packs_of(args.half), rest = packs_of(args.head_dim - 2 * args.half);
   const auto& [q, k] = args.heads;
@@ -70,12 +74,8 @@ void Run(const RotaryTokens<T>& args, cudaStream_t stream) {
          rest > 0 ? RotateKernel<T, true> : RotateKernel<T, false>, args, packs, rest, aligned);
 }
 
-}  // namespace
-
-namespace cuda {
-
-void Rotate(const RotaryTokens<float>& tokens, cudaStream_t stream) { Run(tokens, stream); }
-void Rotate(const RotaryTokens<Bf16>& tokens, cudaStream_t stream) { Run(tokens, stream); }
+template void Rotate(const RotaryTokens<float>&, cudaStream_t);
+template void Rotate(const RotaryTokens<Bf16>&, cudaStream_t);
 
 }  // namespace cuda
 }  // namespace halflife::kernels

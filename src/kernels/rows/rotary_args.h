@@ -39,12 +39,12 @@ struct RotaryTokens {
 
 namespace cpu {
 // Processes tokens [begin, end).
-void Rotate(const RotaryTokens<float>& tokens, int64_t begin, int64_t end);
-void Rotate(const RotaryTokens<Bf16>& tokens, int64_t begin, int64_t end);
+template <typename T>
+void Rotate(const RotaryTokens<T>& tokens, int64_t begin, int64_t end);
 }  // namespace cpu
 namespace cuda {
-void Rotate(const RotaryTokens<float>& tokens, cudaStream_t stream);
-void Rotate(const RotaryTokens<Bf16>& tokens, cudaStream_t stream);
+template <typename T>
+void Rotate(const RotaryTokens<T>& tokens, cudaStream_t stream);
 }  // namespace cuda
 
 }  // namespace halflife::kernels

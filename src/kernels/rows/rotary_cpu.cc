@@ -27,11 +27,12 @@ HL_INLINE void RotateLoop(const RotaryTokens<T>& tokens, int64_t begin, int64_t 
 }
 }  // namespace
 
-void Rotate(const RotaryTokens<float>& tokens, int64_t begin, int64_t end) {
+template <typename T>
+void Rotate(const RotaryTokens<T>& tokens, int64_t begin, int64_t end) {
   RunVectorised([&]() HL_LAMBDA_INLINE { RotateLoop(tokens, begin, end); });
 }
-void Rotate(const RotaryTokens<Bf16>& tokens, int64_t begin, int64_t end) {
-  RunVectorised([&]() HL_LAMBDA_INLINE { RotateLoop(tokens, begin, end); });
-}
+
+template void Rotate(const RotaryTokens<float>&, int64_t, int64_t);
+template void Rotate(const RotaryTokens<Bf16>&, int64_t, int64_t);
 
 }  // namespace halflife::kernels::cpu

@@ -123,8 +123,12 @@ bool IsAligned(const SkipGateRows<T>& args) {
          args.x_stride % kPack<T> == 0 && args.gate_stride % kPack<T> == 0;
 }
 
+}  // namespace
+
+namespace cuda {
+
 template <typename T>
-void Forward(const SkipGateRows<T>& args, cudaStream_t stream) {
+void SkipGateForward(const SkipGateRows<T>& args, cudaStream_t stream) {
   if (args.num_rows == 0 || args.dim() == 0) return;
   const auto blocks = static_cast<unsigned>(
       std::min(kMostRowBlocks, (args.num_rows + kForwardRows - 1) / kForwardRows));
@@ -133,8 +137,8 @@ void Forward(const SkipGateRows<T>& args, cudaStream_t stream) {
 }
 
 template <typename T>
-void Backward(const SkipGateGradRows<T>& args, float* dskip, bool added, float* partials,
-              cudaStream_t stream) {
+void SkipGateBackward(const SkipGateGradRows<T>& args, float* dskip, bool added, float* partials,
+                      cudaStream_t stream) {
   const SkipGateRows<T>& in = args.forward;
   if (in.dim() == 0) return;
   const bool aligned = IsAligned(in) &&
@@ -149,22 +153,10 @@ void Backward(const SkipGateGradRows<T>& args, float* dskip, bool added, float* 
          stream, SumHeadsKernel, partials, count, in.dim(), in.head_dim, dskip, added);
 }
 
-}  // namespace
-
-namespace cuda {
-
-void SkipGateForward(const SkipGateRows<float>& rows, cudaStream_t stream) {
-  Forward(rows, stream);
-}
-void SkipGateForward(const SkipGateRows<Bf16>& rows, cudaStream_t stream) { Forward(rows, stream); }
-void SkipGateBackward(const SkipGateGradRows<float>& rows, float* dskip, bool added,
-                      float* partials, cudaStream_t stream) {
-  Backward(rows, dskip, added, partials, stream);
-}
-void SkipGateBackward(const SkipGateGradRows<Bf16>& rows, float* dskip, bool added, float* partials,
-                      cudaStream_t stream) {
-  Backward(rows, dskip, added, partials, stream);
-}
+template void SkipGateForward(const SkipGateRows<float>&, cudaStream_t);
+template void SkipGateForward(const SkipGateRows<Bf16>&, cudaStream_t);
+template void SkipGateBackward(const SkipGateGradRows<float>&, float*, bool, float*, cudaStream_t);
+template void SkipGateBackward(const SkipGateGradRows<Bf16>&, float*, bool, float*, cudaStream_t);
 
 }  // namespace cuda
 }  // namespace halflife::kernels

@@ -47,12 +47,11 @@ namespace cpu {
 constexpr int64_t kSkipGateRowsPerBlock = 64;
 
 // Processes rows [begin, end).
-void SkipGateForward(const SkipGateRows<float>& rows, int64_t begin, int64_t end);
-void SkipGateForward(const SkipGateRows<Bf16>& rows, int64_t begin, int64_t end);
+template <typename T>
+void SkipGateForward(const SkipGateRows<T>& rows, int64_t begin, int64_t end);
 // Computes the gradients of rows [begin, end) and adds theirs to dskip [H].
-void SkipGateBackward(const SkipGateGradRows<float>& rows, int64_t begin, int64_t end,
-                      float* dskip);
-void SkipGateBackward(const SkipGateGradRows<Bf16>& rows, int64_t begin, int64_t end, float* dskip);
+template <typename T>
+void SkipGateBackward(const SkipGateGradRows<T>& rows, int64_t begin, int64_t end, float* dskip);
 }  // namespace cpu
 
 namespace cuda {
@@ -63,13 +62,12 @@ inline int64_t NumSkipGatePartials(int64_t num_rows) {
   return std::min(kSkipGateMaxPartials, (num_rows + kSkipGateBlockRows - 1) / kSkipGateBlockRows);
 }
 
-void SkipGateForward(const SkipGateRows<float>& rows, cudaStream_t stream);
-void SkipGateForward(const SkipGateRows<Bf16>& rows, cudaStream_t stream);
+template <typename T>
+void SkipGateForward(const SkipGateRows<T>& rows, cudaStream_t stream);
 // Overwrites dskip [H] or, if `added`, adds to it. `partials` is [NumSkipGatePartials(num_rows),
 // H P].
-void SkipGateBackward(const SkipGateGradRows<float>& rows, float* dskip, bool added,
-                      float* partials, cudaStream_t stream);
-void SkipGateBackward(const SkipGateGradRows<Bf16>& rows, float* dskip, bool added, float* partials,
+template <typename T>
+void SkipGateBackward(const SkipGateGradRows<T>& rows, float* dskip, bool added, float* partials,
                       cudaStream_t stream);
 }  // namespace cuda
 

@@ -59,36 +59,26 @@ HL_INLINE void SkipGateBackwardLoop(const SkipGateGradRows<T>& rows, int64_t beg
   }
 }
 
+}  // namespace
+
 template <typename T>
-void Forward(const SkipGateRows<T>& rows, int64_t begin, int64_t end) {
+void SkipGateForward(const SkipGateRows<T>& rows, int64_t begin, int64_t end) {
   RunVectorised([&]() HL_LAMBDA_INLINE {
     rows.gate != nullptr ? SkipGateForwardLoop<true>(rows, begin, end)
                          : SkipGateForwardLoop<false>(rows, begin, end);
   });
 }
 template <typename T>
-void Backward(const SkipGateGradRows<T>& rows, int64_t begin, int64_t end, float* dskip) {
+void SkipGateBackward(const SkipGateGradRows<T>& rows, int64_t begin, int64_t end, float* dskip) {
   RunVectorised([&]() HL_LAMBDA_INLINE {
     rows.forward.gate != nullptr ? SkipGateBackwardLoop<true>(rows, begin, end, dskip)
                                  : SkipGateBackwardLoop<false>(rows, begin, end, dskip);
   });
 }
 
-}  // namespace
-
-void SkipGateForward(const SkipGateRows<float>& rows, int64_t begin, int64_t end) {
-  Forward(rows, begin, end);
-}
-void SkipGateForward(const SkipGateRows<Bf16>& rows, int64_t begin, int64_t end) {
-  Forward(rows, begin, end);
-}
-void SkipGateBackward(const SkipGateGradRows<float>& rows, int64_t begin, int64_t end,
-                      float* dskip) {
-  Backward(rows, begin, end, dskip);
-}
-void SkipGateBackward(const SkipGateGradRows<Bf16>& rows, int64_t begin, int64_t end,
-                      float* dskip) {
-  Backward(rows, begin, end, dskip);
-}
+template void SkipGateForward(const SkipGateRows<float>&, int64_t, int64_t);
+template void SkipGateForward(const SkipGateRows<Bf16>&, int64_t, int64_t);
+template void SkipGateBackward(const SkipGateGradRows<float>&, int64_t, int64_t, float*);
+template void SkipGateBackward(const SkipGateGradRows<Bf16>&, int64_t, int64_t, float*);
 
 }  // namespace halflife::kernels::cpu

@@ -72,10 +72,15 @@ __global__ void __launch_bounds__(kThreads)
 
 unsigned HeadBlocks(int64_t dim) { return static_cast<unsigned>((dim + kHeads - 1) / kHeads); }
 
+}  // namespace
+
+namespace cuda {
+
 // Splits the rows into several launches: blocks of rows are the grid's second dimension, which is
 // at most 65535.
 template <typename T>
-void Forward(StepGateRows<T> args, cudaStream_t stream) {
+void StepGateForward(const StepGateRows<T>& rows, cudaStream_t stream) {
+  StepGateRows<T> args = rows;
   constexpr int64_t kMostRows = 65535 * kForwardRows;
   for (int64_t left = args.num_rows; left > 0 && args.dim > 0; left -= kMostRows) {
     args.num_rows = std::min(left, kMostRows);
@@ -88,8 +93,8 @@ void Forward(StepGateRows<T> args, cudaStream_t stream) {
 }
 
 template <typename T>
-void Backward(const StepGateGradRows<T>& args, const StepGateSums& sums, float* partials,
-              cudaStream_t stream) {
+void StepGateBackward(const StepGateGradRows<T>& args, const StepGateSums& sums, float* partials,
+                      cudaStream_t stream) {
   if (args.dim == 0) return;
   const int64_t count = cuda::NumStepGatePartials(args.num_rows);
   if (count > 0) {
@@ -103,22 +108,12 @@ void Backward(const StepGateGradRows<T>& args, const StepGateSums& sums, float* 
   cuda::SumPartials(partials, count, to, stream);
 }
 
-}  // namespace
-
-namespace cuda {
-
-void StepGateForward(const StepGateRows<float>& rows, cudaStream_t stream) {
-  Forward(rows, stream);
-}
-void StepGateForward(const StepGateRows<Bf16>& rows, cudaStream_t stream) { Forward(rows, stream); }
-void StepGateBackward(const StepGateGradRows<float>& rows, const StepGateSums& sums,
-                      float* partials, cudaStream_t stream) {
-  Backward(rows, sums, partials, stream);
-}
-void StepGateBackward(const StepGateGradRows<Bf16>& rows, const StepGateSums& sums, float* partials,
-                      cudaStream_t stream) {
-  Backward(rows, sums, partials, stream);
-}
+template void StepGateForward(const StepGateRows<float>&, cudaStream_t);
+template void StepGateForward(const StepGateRows<Bf16>&, cudaStream_t);
+template void StepGateBackward(const StepGateGradRows<float>&, const StepGateSums&, float*,
+                               cudaStream_t);
+template void StepGateBackward(const StepGateGradRows<Bf16>&, const StepGateSums&, float*,
+                               cudaStream_t);
 
 }  // namespace cuda
 }  // namespace halflife::kernels

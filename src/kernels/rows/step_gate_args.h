@@ -59,11 +59,11 @@ namespace cpu {
 constexpr int64_t kStepGateRowsPerBlock = 128;
 
 // Processes rows [begin, end).
-void StepGateForward(const StepGateRows<float>& rows, int64_t begin, int64_t end);
-void StepGateForward(const StepGateRows<Bf16>& rows, int64_t begin, int64_t end);
+template <typename T>
+void StepGateForward(const StepGateRows<T>& rows, int64_t begin, int64_t end);
 // Computes the gradients of rows [begin, end) and adds to `sums` [2, dim]: dbias, then da_log.
-void StepGateBackward(const StepGateGradRows<float>& rows, int64_t begin, int64_t end, float* sums);
-void StepGateBackward(const StepGateGradRows<Bf16>& rows, int64_t begin, int64_t end, float* sums);
+template <typename T>
+void StepGateBackward(const StepGateGradRows<T>& rows, int64_t begin, int64_t end, float* sums);
 }  // namespace cpu
 
 namespace cuda {
@@ -74,12 +74,11 @@ inline int64_t NumStepGatePartials(int64_t num_rows) {
   return std::min(kStepGateMaxPartials, (num_rows + kStepGateBlockRows - 1) / kStepGateBlockRows);
 }
 
-void StepGateForward(const StepGateRows<float>& rows, cudaStream_t stream);
-void StepGateForward(const StepGateRows<Bf16>& rows, cudaStream_t stream);
+template <typename T>
+void StepGateForward(const StepGateRows<T>& rows, cudaStream_t stream);
 // `partials` is [NumStepGatePartials(num_rows), 2, dim].
-void StepGateBackward(const StepGateGradRows<float>& rows, const StepGateSums& sums,
-                      float* partials, cudaStream_t stream);
-void StepGateBackward(const StepGateGradRows<Bf16>& rows, const StepGateSums& sums, float* partials,
+template <typename T>
+void StepGateBackward(const StepGateGradRows<T>& rows, const StepGateSums& sums, float* partials,
                       cudaStream_t stream);
 }  // namespace cuda
 

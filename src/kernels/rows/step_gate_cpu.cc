@@ -52,30 +52,21 @@ HL_INLINE void StepGateBackwardLoop(const StepGateGradRows<T>& rows, int64_t beg
   }
 }
 
+}  // namespace
+
 template <typename T>
-void Forward(const StepGateRows<T>& rows, int64_t begin, int64_t end) {
+void StepGateForward(const StepGateRows<T>& rows, int64_t begin, int64_t end) {
   RunVectorised([&]() HL_LAMBDA_INLINE { StepGateForwardLoop(rows, begin, end); });
 }
 template <typename T>
-void Backward(const StepGateGradRows<T>& rows, int64_t begin, int64_t end, float* sums) {
+void StepGateBackward(const StepGateGradRows<T>& rows, int64_t begin, int64_t end, float* sums) {
   RunVectorised(
       [&]() HL_LAMBDA_INLINE { StepGateBackwardLoop(rows, begin, end, sums, sums + rows.dim); });
 }
 
-}  // namespace
-
-void StepGateForward(const StepGateRows<float>& rows, int64_t begin, int64_t end) {
-  Forward(rows, begin, end);
-}
-void StepGateForward(const StepGateRows<Bf16>& rows, int64_t begin, int64_t end) {
-  Forward(rows, begin, end);
-}
-void StepGateBackward(const StepGateGradRows<float>& rows, int64_t begin, int64_t end,
-                      float* sums) {
-  Backward(rows, begin, end, sums);
-}
-void StepGateBackward(const StepGateGradRows<Bf16>& rows, int64_t begin, int64_t end, float* sums) {
-  Backward(rows, begin, end, sums);
-}
+template void StepGateForward(const StepGateRows<float>&, int64_t, int64_t);
+template void StepGateForward(const StepGateRows<Bf16>&, int64_t, int64_t);
+template void StepGateBackward(const StepGateGradRows<float>&, int64_t, int64_t, float*);
+template void StepGateBackward(const StepGateGradRows<Bf16>&, int64_t, int64_t, float*);
 
 }  // namespace halflife::kernels::cpu

@@ -82,33 +82,29 @@ bool HasAlignedRows(std::initializer_list<int64_t> strides) {
                      [](int64_t stride) { return stride % kPack<T> == 0; });
 }
 
+}  // namespace
+
+namespace cuda {
+
 // The last pack may be incomplete; it always uses the scalar path.
 template <typename T>
-void Forward(const SwiGluArgs<T>& args, cudaStream_t stream) {
+void SwiGluForward(const SwiGluArgs<T>& args, cudaStream_t stream) {
   const bool aligned = HasAlignedRows<T>({args.gate_stride, args.up_stride}) &&
                        Aligned16<T>(args.width, args.gate, args.up, args.out);
   Run<T>(args, aligned, SwiGluForwardKernel<T>, "SwiGLU", stream);
 }
 template <typename T>
-void Backward(const SwiGluGradArgs<T>& args, cudaStream_t stream) {
+void SwiGluBackward(const SwiGluGradArgs<T>& args, cudaStream_t stream) {
   const bool aligned =
       HasAlignedRows<T>({args.gate_stride, args.up_stride, args.dgate_stride, args.dup_stride}) &&
       Aligned16<T>(args.width, args.gate, args.up, args.dout, args.dgate, args.dup);
   Run<T>(args, aligned, SwiGluBackwardKernel<T>, "SwiGLU's gradient", stream);
 }
 
-}  // namespace
-
-namespace cuda {
-
-void SwiGluForward(const SwiGluArgs<float>& args, cudaStream_t stream) { Forward(args, stream); }
-void SwiGluForward(const SwiGluArgs<Bf16>& args, cudaStream_t stream) { Forward(args, stream); }
-void SwiGluBackward(const SwiGluGradArgs<float>& args, cudaStream_t stream) {
-  Backward(args, stream);
-}
-void SwiGluBackward(const SwiGluGradArgs<Bf16>& args, cudaStream_t stream) {
-  Backward(args, stream);
-}
+template void SwiGluForward(const SwiGluArgs<float>&, cudaStream_t);
+template void SwiGluForward(const SwiGluArgs<Bf16>&, cudaStream_t);
+template void SwiGluBackward(const SwiGluGradArgs<float>&, cudaStream_t);
+template void SwiGluBackward(const SwiGluGradArgs<Bf16>&, cudaStream_t);
 
 }  // namespace cuda
 }  // namespace halflife::kernels

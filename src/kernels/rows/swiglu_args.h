@@ -52,16 +52,16 @@ HL_EVERYWHERE constexpr int64_t SwiGluPlace(int64_t i, int64_t width, int64_t st
 
 namespace cpu {
 // Processes elements [begin, end).
-void SwiGluForward(const SwiGluArgs<float>& args, int64_t begin, int64_t end);
-void SwiGluForward(const SwiGluArgs<Bf16>& args, int64_t begin, int64_t end);
-void SwiGluBackward(const SwiGluGradArgs<float>& args, int64_t begin, int64_t end);
-void SwiGluBackward(const SwiGluGradArgs<Bf16>& args, int64_t begin, int64_t end);
+template <typename T>
+void SwiGluForward(const SwiGluArgs<T>& args, int64_t begin, int64_t end);
+template <typename T>
+void SwiGluBackward(const SwiGluGradArgs<T>& args, int64_t begin, int64_t end);
 }  // namespace cpu
 namespace cuda {
-void SwiGluForward(const SwiGluArgs<float>& args, cudaStream_t stream);
-void SwiGluForward(const SwiGluArgs<Bf16>& args, cudaStream_t stream);
-void SwiGluBackward(const SwiGluGradArgs<float>& args, cudaStream_t stream);
-void SwiGluBackward(const SwiGluGradArgs<Bf16>& args, cudaStream_t stream);
+template <typename T>
+void SwiGluForward(const SwiGluArgs<T>& args, cudaStream_t stream);
+template <typename T>
+void SwiGluBackward(const SwiGluGradArgs<T>& args, cudaStream_t stream);
 }  // namespace cuda
 
 }  // namespace halflife::kernels

@@ -59,34 +59,26 @@ HL_INLINE void BackwardLoop(const SwiGluGradArgs<T>& args, int64_t begin, int64_
   });
 }
 
+}  // namespace
+
 template <typename T>
-void Forward(const SwiGluArgs<T>& args, int64_t begin, int64_t end) {
+void SwiGluForward(const SwiGluArgs<T>& args, int64_t begin, int64_t end) {
   RunVectorised([&]() HL_LAMBDA_INLINE {
     args.map == GateMap::kSilu ? ForwardLoop<GateMap::kSilu>(args, begin, end)
                                : ForwardLoop<GateMap::kSigmoid>(args, begin, end);
   });
 }
 template <typename T>
-void Backward(const SwiGluGradArgs<T>& args, int64_t begin, int64_t end) {
+void SwiGluBackward(const SwiGluGradArgs<T>& args, int64_t begin, int64_t end) {
   RunVectorised([&]() HL_LAMBDA_INLINE {
     args.map == GateMap::kSilu ? BackwardLoop<GateMap::kSilu>(args, begin, end)
                                : BackwardLoop<GateMap::kSigmoid>(args, begin, end);
   });
 }
 
-}  // namespace
-
-void SwiGluForward(const SwiGluArgs<float>& args, int64_t begin, int64_t end) {
-  Forward(args, begin, end);
-}
-void SwiGluForward(const SwiGluArgs<Bf16>& args, int64_t begin, int64_t end) {
-  Forward(args, begin, end);
-}
-void SwiGluBackward(const SwiGluGradArgs<float>& args, int64_t begin, int64_t end) {
-  Backward(args, begin, end);
-}
-void SwiGluBackward(const SwiGluGradArgs<Bf16>& args, int64_t begin, int64_t end) {
-  Backward(args, begin, end);
-}
+template void SwiGluForward(const SwiGluArgs<float>&, int64_t, int64_t);
+template void SwiGluForward(const SwiGluArgs<Bf16>&, int64_t, int64_t);
+template void SwiGluBackward(const SwiGluGradArgs<float>&, int64_t, int64_t);
+template void SwiGluBackward(const SwiGluGradArgs<Bf16>&, int64_t, int64_t);
 
 }  // namespace halflife::kernels::cpu

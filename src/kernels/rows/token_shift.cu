@@ -157,9 +157,13 @@ bool IsAligned(const TokenShiftShape<T>& shape) {
                       shape.mixes[2]);
 }
 
+}  // namespace
+
+namespace cuda {
+
 template <typename T>
-void Forward(const TokenShiftShape<T>& shape, const TokenShiftResults<T>& results,
-             cudaStream_t stream) {
+void TokenShiftForward(const TokenShiftShape<T>& shape, const TokenShiftResults<T>& results,
+                       cudaStream_t stream) {
   if (IsEmpty(shape)) return;
   const bool aligned =
       IsAligned(shape) && Aligned16<T>(shape.dim, results.out[0], results.out[1], results.out[2]);
@@ -168,8 +172,8 @@ void Forward(const TokenShiftShape<T>& shape, const TokenShiftResults<T>& result
 }
 
 template <typename T>
-void Backward(const TokenShiftShape<T>& shape, const TokenShiftGrads<T>& grads, float* partials,
-              cudaStream_t stream) {
+void TokenShiftBackward(const TokenShiftShape<T>& shape, const TokenShiftGrads<T>& grads,
+                        float* partials, cudaStream_t stream) {
   const bool aligned =
       IsAligned(shape) && Aligned16<T>(shape.dim, grads.dout[0], grads.dout[1], grads.dout[2],
                                        grads.dx, grads.dtail, partials);
@@ -182,26 +186,14 @@ void Backward(const TokenShiftShape<T>& shape, const TokenShiftGrads<T>& grads, 
   cuda::SumPartials(partials, cuda::TokenShiftPartials(shape), sums, stream);
 }
 
-}  // namespace
-
-namespace cuda {
-
-void TokenShiftForward(const TokenShiftShape<float>& shape, const TokenShiftResults<float>& results,
-                       cudaStream_t stream) {
-  Forward(shape, results, stream);
-}
-void TokenShiftForward(const TokenShiftShape<Bf16>& shape, const TokenShiftResults<Bf16>& results,
-                       cudaStream_t stream) {
-  Forward(shape, results, stream);
-}
-void TokenShiftBackward(const TokenShiftShape<float>& shape, const TokenShiftGrads<float>& grads,
-                        float* partials, cudaStream_t stream) {
-  Backward(shape, grads, partials, stream);
-}
-void TokenShiftBackward(const TokenShiftShape<Bf16>& shape, const TokenShiftGrads<Bf16>& grads,
-                        float* partials, cudaStream_t stream) {
-  Backward(shape, grads, partials, stream);
-}
+template void TokenShiftForward(const TokenShiftShape<float>&, const TokenShiftResults<float>&,
+                                cudaStream_t);
+template void TokenShiftForward(const TokenShiftShape<Bf16>&, const TokenShiftResults<Bf16>&,
+                                cudaStream_t);
+template void TokenShiftBackward(const TokenShiftShape<float>&, const TokenShiftGrads<float>&,
+                                 float*, cudaStream_t);
+template void TokenShiftBackward(const TokenShiftShape<Bf16>&, const TokenShiftGrads<Bf16>&, float*,
+                                 cudaStream_t);
 
 }  // namespace cuda
 }  // namespace halflife::kernels

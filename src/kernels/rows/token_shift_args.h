@@ -52,16 +52,14 @@ inline int64_t TokenShiftBlocksPerRow(int64_t seq_len) {
 }
 
 // `zeros` holds D zeros, which replace the token before a document's first.
-void TokenShiftForward(const TokenShiftShape<float>& shape, const TokenShiftResults<float>& results,
-                       int64_t block, const float* zeros);
-void TokenShiftForward(const TokenShiftShape<Bf16>& shape, const TokenShiftResults<Bf16>& results,
-                       int64_t block, const Bf16* zeros);
+template <typename T>
+void TokenShiftForward(const TokenShiftShape<T>& shape, const TokenShiftResults<T>& results,
+                       int64_t block, const T* zeros);
 // Adds the block's gradients to dmixes [num_mixes, D]; grads.dmixes is not used. `scratch` holds D
 // floats.
-void TokenShiftBackward(const TokenShiftShape<float>& shape, const TokenShiftGrads<float>& grads,
-                        int64_t block, const float* zeros, float* dmixes, float* scratch);
-void TokenShiftBackward(const TokenShiftShape<Bf16>& shape, const TokenShiftGrads<Bf16>& grads,
-                        int64_t block, const Bf16* zeros, float* dmixes, float* scratch);
+template <typename T>
+void TokenShiftBackward(const TokenShiftShape<T>& shape, const TokenShiftGrads<T>& grads,
+                        int64_t block, const T* zeros, float* dmixes, float* scratch);
 }  // namespace cpu
 
 namespace cuda {
@@ -73,14 +71,12 @@ int64_t TokenShiftPartials(const TokenShiftShape<T>& shape) {
   return shape.batch * ((shape.seq_len + kTokenShiftGradRun - 1) / kTokenShiftGradRun);
 }
 
-void TokenShiftForward(const TokenShiftShape<float>& shape, const TokenShiftResults<float>& results,
-                       cudaStream_t stream);
-void TokenShiftForward(const TokenShiftShape<Bf16>& shape, const TokenShiftResults<Bf16>& results,
+template <typename T>
+void TokenShiftForward(const TokenShiftShape<T>& shape, const TokenShiftResults<T>& results,
                        cudaStream_t stream);
 // `partials` holds TokenShiftPartials num_mixes D floats.
-void TokenShiftBackward(const TokenShiftShape<float>& shape, const TokenShiftGrads<float>& grads,
-                        float* partials, cudaStream_t stream);
-void TokenShiftBackward(const TokenShiftShape<Bf16>& shape, const TokenShiftGrads<Bf16>& grads,
+template <typename T>
+void TokenShiftBackward(const TokenShiftShape<T>& shape, const TokenShiftGrads<T>& grads,
                         float* partials, cudaStream_t stream);
 }  // namespace cuda
 

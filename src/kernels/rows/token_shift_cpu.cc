@@ -123,23 +123,25 @@ HL_INLINE void BackwardLoop(const TokenShiftShape<T>& shape, const TokenShiftGra
 
 }  // namespace
 
-void TokenShiftForward(const TokenShiftShape<float>& shape, const TokenShiftResults<float>& results,
-                       int64_t block, const float* zeros) {
+template <typename T>
+void TokenShiftForward(const TokenShiftShape<T>& shape, const TokenShiftResults<T>& results,
+                       int64_t block, const T* zeros) {
   RunVectorised([&]() HL_LAMBDA_INLINE { ForwardLoop(shape, results, block, zeros); });
 }
-void TokenShiftForward(const TokenShiftShape<Bf16>& shape, const TokenShiftResults<Bf16>& results,
-                       int64_t block, const Bf16* zeros) {
-  RunVectorised([&]() HL_LAMBDA_INLINE { ForwardLoop(shape, results, block, zeros); });
-}
-void TokenShiftBackward(const TokenShiftShape<float>& shape, const TokenShiftGrads<float>& grads,
-                        int64_t block, const float* zeros, float* dmixes, float* scratch) {
+template <typename T>
+void TokenShiftBackward(const TokenShiftShape<T>& shape, const TokenShiftGrads<T>& grads,
+                        int64_t block, const T* zeros, float* dmixes, float* scratch) {
   RunVectorised(
       [&]() HL_LAMBDA_INLINE { BackwardLoop(shape, grads, block, zeros, dmixes, scratch); });
 }
-void TokenShiftBackward(const TokenShiftShape<Bf16>& shape, const TokenShiftGrads<Bf16>& grads,
-                        int64_t block, const Bf16* zeros, float* dmixes, float* scratch) {
-  RunVectorised(
-      [&]() HL_LAMBDA_INLINE { BackwardLoop(shape, grads, block, zeros, dmixes, scratch); });
-}
+
+template void TokenShiftForward(const TokenShiftShape<float>&, const TokenShiftResults<float>&,
+                                int64_t, const float*);
+template void TokenShiftForward(const TokenShiftShape<Bf16>&, const TokenShiftResults<Bf16>&,
+                                int64_t, const Bf16*);
+template void TokenShiftBackward(const TokenShiftShape<float>&, const TokenShiftGrads<float>&,
+                                 int64_t, const float*, float*, float*);
+template void TokenShiftBackward(const TokenShiftShape<Bf16>&, const TokenShiftGrads<Bf16>&,
+                                 int64_t, const Bf16*, float*, float*);
 
 }  // namespace halflife::kernels::cpu

@@ -103,35 +103,29 @@ void LaunchUnitRows(const char* name, void (*kernel)(Args, Schedule), const Args
          stream, kernel, args, Schedule{shape.lanes, shape.rows_per_block, aligned});
 }
 
+}  // namespace
+
+namespace cuda {
+
 template <typename T>
-void Forward(const UnitNormArgs<T>& args, cudaStream_t stream) {
+void UnitNormForward(const UnitNormArgs<T>& args, cudaStream_t stream) {
   bool aligned = true;
   for (const UnitNormPart<T>& part : args.parts)
     aligned = aligned && Aligned16<T>(args.dim, part.x, part.out);
   LaunchUnitRows<T>("unit norm", UnitNormForwardKernel<T>, args, aligned, stream);
 }
 template <typename T>
-void Backward(const UnitNormGradArgs<T>& args, cudaStream_t stream) {
+void UnitNormBackward(const UnitNormGradArgs<T>& args, cudaStream_t stream) {
   bool aligned = true;
   for (const UnitNormGradPart<T>& part : args.parts)
     aligned = aligned && Aligned16<T>(args.dim, part.out, part.dout, part.dx);
   LaunchUnitRows<T>("unit norm's gradient", UnitNormBackwardKernel<T>, args, aligned, stream);
 }
 
-}  // namespace
-
-namespace cuda {
-
-void UnitNormForward(const UnitNormArgs<float>& args, cudaStream_t stream) {
-  Forward(args, stream);
-}
-void UnitNormForward(const UnitNormArgs<Bf16>& args, cudaStream_t stream) { Forward(args, stream); }
-void UnitNormBackward(const UnitNormGradArgs<float>& args, cudaStream_t stream) {
-  Backward(args, stream);
-}
-void UnitNormBackward(const UnitNormGradArgs<Bf16>& args, cudaStream_t stream) {
-  Backward(args, stream);
-}
+template void UnitNormForward(const UnitNormArgs<float>&, cudaStream_t);
+template void UnitNormForward(const UnitNormArgs<Bf16>&, cudaStream_t);
+template void UnitNormBackward(const UnitNormGradArgs<float>&, cudaStream_t);
+template void UnitNormBackward(const UnitNormGradArgs<Bf16>&, cudaStream_t);
 
 }  // namespace cuda
 }  // namespace halflife::kernels

@@ -50,17 +50,17 @@ struct UnitNormGradArgs {
 
 namespace cpu {
 // Processes rows [begin, end) of every part.
-void UnitNormForward(const UnitNormArgs<float>& args, int64_t begin, int64_t end);
-void UnitNormForward(const UnitNormArgs<Bf16>& args, int64_t begin, int64_t end);
-void UnitNormBackward(const UnitNormGradArgs<float>& args, int64_t begin, int64_t end);
-void UnitNormBackward(const UnitNormGradArgs<Bf16>& args, int64_t begin, int64_t end);
+template <typename T>
+void UnitNormForward(const UnitNormArgs<T>& args, int64_t begin, int64_t end);
+template <typename T>
+void UnitNormBackward(const UnitNormGradArgs<T>& args, int64_t begin, int64_t end);
 }  // namespace cpu
 
 namespace cuda {
-void UnitNormForward(const UnitNormArgs<float>& args, cudaStream_t stream);
-void UnitNormForward(const UnitNormArgs<Bf16>& args, cudaStream_t stream);
-void UnitNormBackward(const UnitNormGradArgs<float>& args, cudaStream_t stream);
-void UnitNormBackward(const UnitNormGradArgs<Bf16>& args, cudaStream_t stream);
+template <typename T>
+void UnitNormForward(const UnitNormArgs<T>& args, cudaStream_t stream);
+template <typename T>
+void UnitNormBackward(const UnitNormGradArgs<T>& args, cudaStream_t stream);
 }  // namespace cuda
 
 }  // namespace halflife::kernels

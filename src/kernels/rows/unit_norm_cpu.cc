@@ -27,8 +27,10 @@ HL_INLINE void UnitRowGradient(const T* __restrict y, const T* __restrict dy, T*
   for (int64_t i = 0; i < dim; ++i) dx[i] = Narrow<T>(factor * (Widen(dy[i]) - Widen(y[i]) * dot));
 }
 
+}  // namespace
+
 template <typename T>
-void UnitForward(const UnitNormArgs<T>& args, int64_t begin, int64_t end) {
+void UnitNormForward(const UnitNormArgs<T>& args, int64_t begin, int64_t end) {
   RunVectorised([&]() HL_LAMBDA_INLINE {
     for (int part = 0; part < args.num_parts; ++part) {
       const UnitNormPart<T>& p = args.parts[part];
@@ -37,8 +39,9 @@ void UnitForward(const UnitNormArgs<T>& args, int64_t begin, int64_t end) {
     }
   });
 }
+
 template <typename T>
-void UnitBackward(const UnitNormGradArgs<T>& args, int64_t begin, int64_t end) {
+void UnitNormBackward(const UnitNormGradArgs<T>& args, int64_t begin, int64_t end) {
   RunVectorised([&]() HL_LAMBDA_INLINE {
     for (int part = 0; part < args.num_parts; ++part) {
       const UnitNormGradPart<T>& p = args.parts[part];
@@ -49,19 +52,9 @@ void UnitBackward(const UnitNormGradArgs<T>& args, int64_t begin, int64_t end) {
   });
 }
 
-}  // namespace
-
-void UnitNormForward(const UnitNormArgs<float>& args, int64_t begin, int64_t end) {
-  UnitForward(args, begin, end);
-}
-void UnitNormForward(const UnitNormArgs<Bf16>& args, int64_t begin, int64_t end) {
-  UnitForward(args, begin, end);
-}
-void UnitNormBackward(const UnitNormGradArgs<float>& args, int64_t begin, int64_t end) {
-  UnitBackward(args, begin, end);
-}
-void UnitNormBackward(const UnitNormGradArgs<Bf16>& args, int64_t begin, int64_t end) {
-  UnitBackward(args, begin, end);
-}
+template void UnitNormForward(const UnitNormArgs<float>&, int64_t, int64_t);
+template void UnitNormForward(const UnitNormArgs<Bf16>&, int64_t, int64_t);
+template void UnitNormBackward(const UnitNormGradArgs<float>&, int64_t, int64_t);
+template void UnitNormBackward(const UnitNormGradArgs<Bf16>&, int64_t, int64_t);
 
 }  // namespace halflife::kernels::cpu
