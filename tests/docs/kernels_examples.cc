@@ -13,10 +13,10 @@
 #include "kernels/common/chunks/chunk_table.h"
 #include "kernels/common/cpu/head_groups.h"
 #include "kernels/common/cpu/parallel.h"
-#include "kernels/common/cpu/sum_partials.h"
 #include "kernels/common/cpu/vectorised.h"
 #include "kernels/common/cuda/launch_check.h"
 #include "kernels/common/dropout_draws.h"
+#include "kernels/common/sum_partials.h"
 #include "kernels/decay_attention/cuda/route.h"
 #include "kernels/decay_attention/decay_attention_args.h"
 #include "kernels/linear/linear_products.h"
@@ -128,7 +128,7 @@ void HeadGroupsExample(int num_heads, int64_t num_items, bool rows_are_long, siz
 
 void SumPartialsExample(int64_t num_blocks, int64_t taps, int64_t dim, float* dweight,
                         float* dbias) {
-#include "examples/kernels/common/cpu/sum_partials.h"
+#include "examples/kernels/common/sum_partials.h"
 }
 
 void InstructionSetExample() {

@@ -1486,8 +1486,8 @@ MUTATIONS = make_table({
                  "tests/kernels/convolution/short_conv_emulated_test.cc"),
         Mutation("the weight gradients of later parts are not summed",
                  "src/kernels/convolution/short_conv.cu",
-                 "cuda::SumPlace* const places = sums.places + 2 * i;",
-                 "cuda::SumPlace* const places = sums.places;",
+                 "SumPlace<float>* const places = sums.places + 2 * i;",
+                 "SumPlace<float>* const places = sums.places;",
                  "tests/kernels/convolution/short_conv_emulated_test.cc"),
     ],
 }, emulated=True)

@@ -2,8 +2,8 @@
 #include <type_traits>
 
 #include "kernels/common/cuda/rows.cuh"
-#include "kernels/common/cuda/sum_partials.h"
 #include "kernels/common/host_device.h"
+#include "kernels/common/sum_partials.h"
 #include "kernels/convolution/short_conv_args.h"
 
 namespace halflife::kernels {
@@ -448,7 +448,7 @@ void ConvBackward(const ConvGradParts<T>& args, float* workspace, cudaStream_t s
     if (shape.x_stride % kPack<T> == 0 && grads.dx_stride % kPack<T> == 0 &&
         Aligned16<T>(shape.dim, shape.x, shape.tail, shape.bias, grads.dout, grads.dx, grads.dtail))
       schedule.bits |= 1u << i;
-    cuda::SumPlace* const places = sums.places + 2 * i;
+    SumPlace<float>* const places = sums.places + 2 * i;
     places[0] = {weights.dweight, shape.taps * shape.dim, weights.weight_added, shape.taps};
     if (shape.bias != nullptr) places[1] = {weights.dbias, shape.dim, weights.bias_added};
     columns += shape.gradient_rows() * shape.dim;

@@ -1,6 +1,6 @@
 #include "kernels/common/cuda/rows.cuh"
-#include "kernels/common/cuda/sum_partials.h"
 #include "kernels/common/host_device.h"
+#include "kernels/common/sum_partials.h"
 #include "kernels/rows/bias_map_args.h"
 
 namespace halflife::kernels {
@@ -11,7 +11,7 @@ using namespace rows;
 static_assert(kBiasMapParts <= cuda::kSumPlaces);
 
 // Threads of a block: packs of adjacent columns x rows.
-constexpr int kColumnPacks = 32, kRows = static_cast<int>(cuda::kBiasMapBlockRows);
+constexpr int kColumnPacks = 32, kRows = static_cast<int>(cuda::kPartialRows);
 constexpr int kThreads = kColumnPacks * kRows;
 constexpr int64_t kForwardRows = 4 * kRows;  // rows of a block: one load of the bias serves 4 rows
 constexpr int64_t kMostRowBlocks = 65535;    // limit of a grid's second dimension
@@ -203,7 +203,7 @@ void BiasMapBackward(const BiasMapGradArgs<T>& args, float* partials, cudaStream
              " of both together.");
     sums.places[args.num_parts + gains++] = {part.dgain, part.width, part.gain_added};
   }
-  const int64_t count = cuda::NumBiasMapPartials(args.num_rows), num_columns = args.num_columns();
+  const int64_t count = cuda::NumRowPartials(args.num_rows), num_columns = args.num_columns();
   if (count > 0)
     Launch(
         {dim3(columns, static_cast<unsigned>(count)), dim3(kThreads), 0, "biased map's gradient"},

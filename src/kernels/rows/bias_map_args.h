@@ -11,7 +11,6 @@
 // include it.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "core/bfloat16.h"
@@ -80,10 +79,6 @@ struct BiasMapGradArgs {
 };
 
 namespace cpu {
-// Rows per partial sum of the biases' gradients. Fixed, so that a sum does not depend on the number
-// of threads.
-constexpr int64_t kBiasMapRowsPerBlock = 128;
-
 // Processes rows [begin, end).
 template <typename T>
 void BiasMapForward(const BiasMapArgs<T>& args, int64_t begin, int64_t end);
@@ -93,16 +88,9 @@ void BiasMapBackward(const BiasMapGradArgs<T>& args, int64_t begin, int64_t end,
 }  // namespace cpu
 
 namespace cuda {
-// Rows that a block processes at a time, and the maximum number of partial sums of the biases' and
-// gains' gradients: one for each row of blocks.
-constexpr int64_t kBiasMapBlockRows = 8, kBiasMapMaxPartials = 128;
-inline int64_t NumBiasMapPartials(int64_t num_rows) {
-  return std::min(kBiasMapMaxPartials, (num_rows + kBiasMapBlockRows - 1) / kBiasMapBlockRows);
-}
-
 template <typename T>
 void BiasMapForward(const BiasMapArgs<T>& args, cudaStream_t stream);
-// `partials` holds NumBiasMapPartials(num_rows) num_columns() floats.
+// `partials` holds NumRowPartials(num_rows) num_columns() floats.
 template <typename T>
 void BiasMapBackward(const BiasMapGradArgs<T>& args, float* partials, cudaStream_t stream);
 }  // namespace cuda

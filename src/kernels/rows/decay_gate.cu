@@ -1,6 +1,6 @@
 #include "kernels/common/cuda/log_sigmoid.cuh"
 #include "kernels/common/cuda/rows.cuh"
-#include "kernels/common/cuda/sum_partials.h"
+#include "kernels/common/sum_partials.h"
 #include "kernels/rows/decay_gate_args.h"
 
 namespace halflife::kernels {
@@ -9,7 +9,7 @@ namespace {
 using namespace rows;
 
 // Threads of a block: packs of adjacent columns x rows.
-constexpr int kColumnPacks = 32, kRows = static_cast<int>(cuda::kGateBlockRows);
+constexpr int kColumnPacks = 32, kRows = static_cast<int>(cuda::kPartialRows);
 constexpr int kThreads = kColumnPacks * kRows;
 constexpr int64_t kForwardRows = 4 * kRows;  // rows of a block: one load of the bias serves 4 rows
 
@@ -111,7 +111,7 @@ void DecayGateBackward(const DecayGateGradRows<T>& args, float* dbias, float* pa
                        cudaStream_t stream) {
   if (args.dim == 0) return;
   const bool aligned = Aligned16<T>(args.dim, args.x, args.dlog_decay, args.dx, args.form.bias);
-  const int64_t count = cuda::NumGatePartials(args.num_rows);
+  const int64_t count = cuda::NumRowPartials(args.num_rows);
   if (count > 0) {
     Launch({dim3(ColumnBlocks<T>(args.dim), static_cast<unsigned>(count)), dim3(kThreads), 0,
             "decay gate's gradient"},

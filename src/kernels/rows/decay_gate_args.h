@@ -7,7 +7,6 @@
 // log_decay are fp32. C++17 without LibTorch, because CUDA sources include it.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "core/bfloat16.h"
@@ -40,10 +39,6 @@ struct DecayGateGradRows {
 };
 
 namespace cpu {
-// Rows per partial sum of the bias's gradient. Fixed, so that the sum does not depend on the number
-// of threads.
-constexpr int64_t kGateRowsPerBlock = 128;
-
 // Processes rows [begin, end).
 template <typename T>
 void DecayGateForward(const DecayGateRows<T>& rows, int64_t begin, int64_t end);
@@ -53,16 +48,9 @@ void DecayGateBackward(const DecayGateGradRows<T>& rows, int64_t begin, int64_t 
 }  // namespace cpu
 
 namespace cuda {
-// Rows that a block processes at a time, and the maximum number of partial sums of the bias's
-// gradient: one for each row of blocks.
-constexpr int64_t kGateBlockRows = 8, kGateMaxPartials = 128;
-inline int64_t NumGatePartials(int64_t num_rows) {
-  return std::min(kGateMaxPartials, (num_rows + kGateBlockRows - 1) / kGateBlockRows);
-}
-
 template <typename T>
 void DecayGateForward(const DecayGateRows<T>& rows, cudaStream_t stream);
-// Overwrites dbias [dim]. `partials` holds NumGatePartials(num_rows) dim floats.
+// Overwrites dbias [dim]. `partials` holds NumRowPartials(num_rows) dim floats.
 template <typename T>
 void DecayGateBackward(const DecayGateGradRows<T>& rows, float* dbias, float* partials,
                        cudaStream_t stream);

@@ -1,6 +1,6 @@
 #include "kernels/common/cuda/rows.cuh"
 #include "kernels/common/cuda/softplus.cuh"
-#include "kernels/common/cuda/sum_partials.h"
+#include "kernels/common/sum_partials.h"
 #include "kernels/rows/delta_gates_args.h"
 
 namespace halflife::kernels {
@@ -11,7 +11,7 @@ using namespace rows;
 // Threads of a block: adjacent columns x rows. The decays of one head per column are a small part
 // of a layer's memory traffic, and those of channels move 6 bytes per element, so accesses are
 // element by element: 32 lanes cover whole sectors.
-constexpr int kColumns = 32, kRows = static_cast<int>(cuda::kDeltaGatesBlockRows);
+constexpr int kColumns = 32, kRows = static_cast<int>(cuda::kPartialRows);
 constexpr int kThreads = kColumns * kRows;
 constexpr int64_t kForwardRows = 4 * kRows;  // rows of a block: parameters are read once for 4 rows
 
@@ -158,7 +158,7 @@ template <typename T>
 void DeltaGatesBackward(const DeltaGatesGradRows<T>& args, const DeltaGatesSums& sums,
                         float* workspace, cudaStream_t stream) {
   const DeltaGatesForm& form = args.form;
-  const int64_t decays = form.num_decays(), count = cuda::NumDeltaGatesPartials(args.num_rows);
+  const int64_t decays = form.num_decays(), count = cuda::NumRowPartials(args.num_rows);
   const bool per_channel = form.channels > 1;
   const int64_t columns =
       (per_channel ? form.num_heads : ColumnBlocks(decays)) + ColumnBlocks(form.num_betas);

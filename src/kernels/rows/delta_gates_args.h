@@ -18,11 +18,11 @@
 // include it.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "core/bfloat16.h"
 #include "kernels/common/host_device.h"
+#include "kernels/common/sum_partials.h"
 
 struct CUstream_st;
 using cudaStream_t = CUstream_st*;
@@ -69,10 +69,6 @@ struct DeltaGatesSums {
 };
 
 namespace cpu {
-// Rows per partial sum of the backward. Fixed, so that a sum does not depend on the number of
-// threads.
-constexpr int64_t kDeltaGatesRowsPerBlock = 128;
-
 // Processes rows [begin, end).
 template <typename T>
 void DeltaGatesForward(const DeltaGatesRows<T>& rows, int64_t begin, int64_t end);
@@ -83,15 +79,8 @@ void DeltaGatesBackward(const DeltaGatesGradRows<T>& rows, int64_t begin, int64_
 }  // namespace cpu
 
 namespace cuda {
-// Rows that a block processes at a time, and the maximum number of partial sums: one for each row
-// of blocks.
-constexpr int64_t kDeltaGatesBlockRows = 8, kDeltaGatesMaxPartials = 128;
-inline int64_t NumDeltaGatesPartials(int64_t num_rows) {
-  return std::min(kDeltaGatesMaxPartials,
-                  (num_rows + kDeltaGatesBlockRows - 1) / kDeltaGatesBlockRows);
-}
 inline int64_t DeltaGatesWorkspaceFloats(int64_t num_rows, const DeltaGatesForm& form) {
-  return NumDeltaGatesPartials(num_rows) * (form.num_decays() + form.num_heads);
+  return NumRowPartials(num_rows) * (form.num_decays() + form.num_heads);
 }
 
 template <typename T>

@@ -1,5 +1,5 @@
 #include "kernels/common/cuda/rows.cuh"
-#include "kernels/common/cuda/sum_partials.h"
+#include "kernels/common/sum_partials.h"
 #include "kernels/rows/layer_norm_args.h"
 
 namespace halflife::kernels {

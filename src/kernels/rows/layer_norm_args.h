@@ -71,10 +71,6 @@ struct LayerNormGradArgs {
 };
 
 namespace cpu {
-// Rows per partial sum of gamma's and beta's gradients. Fixed, so that a sum does not depend on the
-// number of threads.
-constexpr int64_t kLayerNormRowsPerBlock = 128;
-
 // Processes rows [begin, end) of every part.
 template <typename T>
 void LayerNormForward(const LayerNormArgs<T>& args, int64_t begin, int64_t end);

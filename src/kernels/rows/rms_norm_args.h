@@ -75,10 +75,6 @@ struct NormGradRows {
 };
 
 namespace cpu {
-// Rows per partial sum of the weight's gradient. Fixed, so that the sum does not depend on the
-// number of threads.
-constexpr int64_t kNormRowsPerBlock = 128;
-
 // Processes rows [begin, end).
 template <typename T>
 void NormForward(const NormRows<T>& rows, int64_t begin, int64_t end);

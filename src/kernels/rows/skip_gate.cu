@@ -1,4 +1,5 @@
 #include "kernels/common/cuda/rows.cuh"
+#include "kernels/common/sum_partials.h"
 #include "kernels/rows/skip_gate_args.h"
 
 namespace halflife::kernels {
@@ -7,7 +8,7 @@ namespace {
 using namespace rows;
 
 // Threads of a block: packs of adjacent columns x rows.
-constexpr int kColumnPacks = 32, kRows = static_cast<int>(cuda::kSkipGateBlockRows);
+constexpr int kColumnPacks = 32, kRows = static_cast<int>(cuda::kPartialRows);
 constexpr int kThreads = kColumnPacks * kRows;
 constexpr int64_t kForwardRows = 4 * kRows;  // rows of a block: skip is read once for 4 rows
 constexpr int64_t kMostRowBlocks = 65535;    // limit of a grid's second dimension
@@ -144,7 +145,7 @@ void SkipGateBackward(const SkipGateGradRows<T>& args, float* dskip, bool added,
   const bool aligned = IsAligned(in) &&
                        Aligned16<T>(in.dim(), args.dout, args.dy, args.dx, args.dgate) &&
                        args.dgate_stride % kPack<T> == 0;
-  const int64_t count = cuda::NumSkipGatePartials(in.num_rows);
+  const int64_t count = cuda::NumRowPartials(in.num_rows);
   if (count > 0)
     Launch({dim3(ColumnBlocks<T>(in.dim()), static_cast<unsigned>(count)), dim3(kThreads), 0,
             "skip gate's gradient"},

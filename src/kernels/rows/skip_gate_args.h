@@ -11,7 +11,6 @@
 // C++17 without LibTorch, because CUDA sources include it.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "core/bfloat16.h"
@@ -55,16 +54,9 @@ void SkipGateBackward(const SkipGateGradRows<T>& rows, int64_t begin, int64_t en
 }  // namespace cpu
 
 namespace cuda {
-// Rows that a block processes at a time, and the maximum number of partial sums of dskip: one for
-// each row of blocks.
-constexpr int64_t kSkipGateBlockRows = 8, kSkipGateMaxPartials = 128;
-inline int64_t NumSkipGatePartials(int64_t num_rows) {
-  return std::min(kSkipGateMaxPartials, (num_rows + kSkipGateBlockRows - 1) / kSkipGateBlockRows);
-}
-
 template <typename T>
 void SkipGateForward(const SkipGateRows<T>& rows, cudaStream_t stream);
-// Overwrites dskip [H] or, if `added`, adds to it. `partials` is [NumSkipGatePartials(num_rows),
+// Overwrites dskip [H] or, if `added`, adds to it. `partials` is [NumRowPartials(num_rows),
 // H P].
 template <typename T>
 void SkipGateBackward(const SkipGateGradRows<T>& rows, float* dskip, bool added, float* partials,

@@ -1,6 +1,6 @@
 #include "kernels/common/cuda/rows.cuh"
 #include "kernels/common/cuda/softplus.cuh"
-#include "kernels/common/cuda/sum_partials.h"
+#include "kernels/common/sum_partials.h"
 #include "kernels/rows/step_gate_args.h"
 
 namespace halflife::kernels {
@@ -10,7 +10,7 @@ using namespace rows;
 
 // Threads of a block: adjacent heads x rows. A row has one element per head, a small part of the
 // layer's memory traffic, so accesses are element by element.
-constexpr int kHeads = 32, kRows = static_cast<int>(cuda::kStepGateBlockRows);
+constexpr int kHeads = 32, kRows = static_cast<int>(cuda::kPartialRows);
 constexpr int kThreads = kHeads * kRows;
 constexpr int64_t kForwardRows = 4 * kRows;  // rows of a block: parameters are read once for 4 rows
 
@@ -96,7 +96,7 @@ template <typename T>
 void StepGateBackward(const StepGateGradRows<T>& args, const StepGateSums& sums, float* partials,
                       cudaStream_t stream) {
   if (args.dim == 0) return;
-  const int64_t count = cuda::NumStepGatePartials(args.num_rows);
+  const int64_t count = cuda::NumRowPartials(args.num_rows);
   if (count > 0) {
     Launch({dim3(HeadBlocks(args.dim), static_cast<unsigned>(count)), dim3(kThreads), 0,
             "step gate's gradient"},

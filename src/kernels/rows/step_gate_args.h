@@ -12,7 +12,6 @@
 // everything else is fp32. C++17 without LibTorch, because CUDA sources include it.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "core/bfloat16.h"
@@ -54,10 +53,6 @@ struct StepGateSums {
 };
 
 namespace cpu {
-// Rows per partial sum of the backward. Fixed, so that a sum does not depend on the number of
-// threads.
-constexpr int64_t kStepGateRowsPerBlock = 128;
-
 // Processes rows [begin, end).
 template <typename T>
 void StepGateForward(const StepGateRows<T>& rows, int64_t begin, int64_t end);
@@ -67,16 +62,9 @@ void StepGateBackward(const StepGateGradRows<T>& rows, int64_t begin, int64_t en
 }  // namespace cpu
 
 namespace cuda {
-// Rows that a block processes at a time, and the maximum number of partial sums: one for each row
-// of blocks.
-constexpr int64_t kStepGateBlockRows = 8, kStepGateMaxPartials = 128;
-inline int64_t NumStepGatePartials(int64_t num_rows) {
-  return std::min(kStepGateMaxPartials, (num_rows + kStepGateBlockRows - 1) / kStepGateBlockRows);
-}
-
 template <typename T>
 void StepGateForward(const StepGateRows<T>& rows, cudaStream_t stream);
-// `partials` is [NumStepGatePartials(num_rows), 2, dim].
+// `partials` is [NumRowPartials(num_rows), 2, dim].
 template <typename T>
 void StepGateBackward(const StepGateGradRows<T>& rows, const StepGateSums& sums, float* partials,
                       cudaStream_t stream);

@@ -1,6 +1,6 @@
 #include "kernels/common/cuda/device.h"
 #include "kernels/common/cuda/rows.cuh"
-#include "kernels/common/cuda/sum_partials.h"
+#include "kernels/common/sum_partials.h"
 #include "kernels/rows/token_shift_args.h"
 
 namespace halflife::kernels {

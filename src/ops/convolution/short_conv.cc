@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "kernels/common/cpu/sum_partials.h"
+#include "kernels/common/sum_partials.h"
 #include "kernels/convolution/short_conv_args.h"
 #include "ops/sequence/tokens_before.h"
 #include "ops/torch/autograd.h"

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "kernels/common/cpu/sum_partials.h"
+#include "kernels/common/sum_partials.h"
 #include "kernels/rows/bias_map_args.h"
 #include "ops/torch/autograd.h"
 #include "ops/torch/dispatch.h"
@@ -68,7 +68,7 @@ Tensors ForwardFused(const std::vector<BiasedInput>& parts) {
                                       .map = part.map};
     }
     RunRows(
-        x, {.count = args.num_rows, .per_task = kernels::cpu::kBiasMapRowsPerBlock},
+        x, {.count = args.num_rows, .per_task = kernels::cpu::kRowsPerPartial},
         [&](int64_t begin, int64_t end) { kernels::cpu::BiasMapForward(args, begin, end); },
         [&](auto stream) { kernels::cuda::BiasMapForward(args, stream); });
   });
@@ -78,7 +78,7 @@ Tensors ForwardFused(const std::vector<BiasedInput>& parts) {
 template <typename T>
 void BackwardOnCpu(const kernels::BiasMapGradArgs<T>& args) {
   const PartialSums partial =
-      SumBlocks({.count = args.num_rows, .per_task = kernels::cpu::kBiasMapRowsPerBlock},
+      SumBlocks({.count = args.num_rows, .per_task = kernels::cpu::kRowsPerPartial},
                 args.num_columns(), [&](int64_t begin, int64_t end, float* sum) {
                   kernels::cpu::BiasMapBackward(args, begin, end, sum);
                 });
@@ -220,7 +220,7 @@ BiasMapOp::Inputs BackwardFused(const BackwardOf<BiasMapOp>& call, const Layout&
         douts[0], [&] { BackwardOnCpu(args); },
         [&](auto stream) {
           const at::Tensor partials =
-              at::empty({kernels::cuda::NumBiasMapPartials(args.num_rows) * args.num_columns()},
+              at::empty({kernels::cuda::NumRowPartials(args.num_rows) * args.num_columns()},
                         douts[0].options().dtype(at::kFloat));
           kernels::cuda::BiasMapBackward(args, MutableElements<float>(partials), stream);
         });

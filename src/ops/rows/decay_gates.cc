@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "kernels/common/cpu/sum_partials.h"
+#include "kernels/common/sum_partials.h"
 #include "kernels/rows/decay_gate_args.h"
 #include "kernels/rows/learned_decay_args.h"
 #include "ops/torch/autograd.h"
@@ -56,7 +56,7 @@ at::Tensor ForwardFused(const at::Tensor& x, const at::Tensor& bias,
                                             .num_rows = x.numel() / bias.numel(),
                                             .dim = bias.numel()};
     RunRows(
-        x, {.count = rows.num_rows, .per_task = kernels::cpu::kGateRowsPerBlock},
+        x, {.count = rows.num_rows, .per_task = kernels::cpu::kRowsPerPartial},
         [&](int64_t begin, int64_t end) { kernels::cpu::DecayGateForward(rows, begin, end); },
         [&](auto stream) { kernels::cuda::DecayGateForward(rows, stream); });
   });
@@ -67,7 +67,7 @@ at::Tensor ForwardFused(const at::Tensor& x, const at::Tensor& bias,
 template <typename T>
 void BackwardOnCpu(const kernels::DecayGateGradRows<T>& rows, float* dbias) {
   const PartialSums partial =
-      SumBlocks({.count = rows.num_rows, .per_task = kernels::cpu::kGateRowsPerBlock}, rows.dim,
+      SumBlocks({.count = rows.num_rows, .per_task = kernels::cpu::kRowsPerPartial}, rows.dim,
                 [&](int64_t begin, int64_t end, float* sum) {
                   kernels::cpu::DecayGateBackward(rows, begin, end, sum);
                 });
@@ -91,7 +91,7 @@ DecayGateOp::Inputs BackwardFused(const BackwardOf<DecayGateOp>& call,
         x, [&] { BackwardOnCpu(rows, bias_sum); },
         [&](auto stream) {
           const at::Tensor partials =
-              at::empty({kernels::cuda::NumGatePartials(rows.num_rows) * rows.dim}, bias.options());
+              at::empty({kernels::cuda::NumRowPartials(rows.num_rows) * rows.dim}, bias.options());
           kernels::cuda::DecayGateBackward(rows, bias_sum, MutableElements<float>(partials),
                                            stream);
         });

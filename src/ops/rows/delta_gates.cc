@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "kernels/common/cpu/sum_partials.h"
+#include "kernels/common/sum_partials.h"
 #include "kernels/rows/delta_gates_args.h"
 #include "ops/torch/autograd.h"
 #include "ops/torch/dispatch.h"
@@ -82,7 +82,7 @@ DeltaGatesOp::Outputs DeltaGatesForwardFused(const DeltaGatesOp::Inputs& in,
                                              .x_stride = StrideOrZero(in.x),
                                              .b_stride = StrideOrZero(in.b)};
     RunRows(
-        either, {.count = rows.num_rows, .per_task = kernels::cpu::kDeltaGatesRowsPerBlock},
+        either, {.count = rows.num_rows, .per_task = kernels::cpu::kRowsPerPartial},
         [&](int64_t begin, int64_t end) { kernels::cpu::DeltaGatesForward(rows, begin, end); },
         [&](auto stream) { kernels::cuda::DeltaGatesForward(rows, stream); });
   });
@@ -96,8 +96,8 @@ void DeltaGatesBackwardOnCpu(const kernels::DeltaGatesGradRows<T>& rows,
   const int64_t dim = form.num_decays();
   std::vector<float> columns(dim);
   const PartialSums partial =
-      SumBlocks({.count = rows.num_rows, .per_task = kernels::cpu::kDeltaGatesRowsPerBlock},
-                2 * dim, [&](int64_t begin, int64_t end, float* sum) {
+      SumBlocks({.count = rows.num_rows, .per_task = kernels::cpu::kRowsPerPartial}, 2 * dim,
+                [&](int64_t begin, int64_t end, float* sum) {
                   kernels::cpu::DeltaGatesBackward(rows, begin, end, sum);
                 });
   const kernels::cpu::SumPlaces<float> places = {

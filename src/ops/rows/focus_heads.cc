@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "kernels/common/cpu/sum_partials.h"
+#include "kernels/common/sum_partials.h"
 #include "kernels/rows/focus_heads_args.h"
 #include "ops/rows/layer_norm.h"
 #include "ops/torch/autograd.h"

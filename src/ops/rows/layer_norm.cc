@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "kernels/common/cpu/sum_partials.h"
+#include "kernels/common/sum_partials.h"
 #include "kernels/rows/layer_norm_args.h"
 #include "kernels/rows/real_norm_args.h"
 #include "ops/torch/autograd.h"
@@ -92,7 +92,7 @@ ForwardOf<LayerNormsOp> ForwardFused(const std::vector<LayerNormInput>& inputs, 
                                     .factor = part.factor});
     }
     RunRows(
-        inputs[0].x, {.count = args.num_rows, .per_task = kernels::cpu::kLayerNormRowsPerBlock},
+        inputs[0].x, {.count = args.num_rows, .per_task = kernels::cpu::kRowsPerPartial},
         [&](int64_t begin, int64_t end) { kernels::cpu::LayerNormForward(args, begin, end); },
         [&](auto stream) { kernels::cuda::LayerNormForward(args, stream); });
   });
@@ -102,7 +102,7 @@ ForwardOf<LayerNormsOp> ForwardFused(const std::vector<LayerNormInput>& inputs, 
 template <typename T>
 void BackwardOnCpu(const kernels::LayerNormGradArgs<T>& args) {
   const PartialSums partial =
-      SumBlocks({.count = args.num_rows, .per_task = kernels::cpu::kLayerNormRowsPerBlock},
+      SumBlocks({.count = args.num_rows, .per_task = kernels::cpu::kRowsPerPartial},
                 2 * args.num_parts * args.dim, [&](int64_t begin, int64_t end, float* sum) {
                   kernels::cpu::LayerNormBackward(args, begin, end, sum);
                 });

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "kernels/common/cpu/sum_partials.h"
+#include "kernels/common/sum_partials.h"
 #include "kernels/rows/rms_norm_args.h"
 #include "kernels/rows/unit_norm_args.h"
 #include "ops/torch/autograd.h"
@@ -73,7 +73,7 @@ RmsNormed ForwardFused(const NormInputs& in, double eps) {
                                        .dim = dim,
                                        .eps = static_cast<float>(eps)};
     RunRows(
-        in.x, {.count = num_rows, .per_task = kernels::cpu::kNormRowsPerBlock},
+        in.x, {.count = num_rows, .per_task = kernels::cpu::kRowsPerPartial},
         [&](int64_t begin, int64_t end) { kernels::cpu::NormForward(rows, begin, end); },
         [&](auto stream) { kernels::cuda::NormForward(rows, stream); });
   });
@@ -96,14 +96,14 @@ template <typename T>
 void BackwardOnCpu(const kernels::NormGradRows<T>& rows, float* dweight, bool added) {
   const int64_t dim = rows.dim;
   const int64_t num_blocks =
-      (rows.num_rows + kernels::cpu::kNormRowsPerBlock - 1) / kernels::cpu::kNormRowsPerBlock;
+      (rows.num_rows + kernels::cpu::kRowsPerPartial - 1) / kernels::cpu::kRowsPerPartial;
   std::vector<float> partial(num_blocks * dim);
   at::parallel_for(0, num_blocks, 1, [&](int64_t begin, int64_t end) {
     std::vector<float> scratch(dim);
     for (int64_t block = begin; block < end; ++block)
       kernels::cpu::NormBackward(
-          rows, block * kernels::cpu::kNormRowsPerBlock,
-          std::min(rows.num_rows, (block + 1) * kernels::cpu::kNormRowsPerBlock),
+          rows, block * kernels::cpu::kRowsPerPartial,
+          std::min(rows.num_rows, (block + 1) * kernels::cpu::kRowsPerPartial),
           partial.data() + block * dim, scratch.data());
   });
   kernels::cpu::SumPartials(partial.data(), num_blocks, dim, dweight, added);

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "kernels/common/cpu/sum_partials.h"
+#include "kernels/common/sum_partials.h"
 #include "kernels/rows/skip_gate_args.h"
 #include "kernels/rows/step_gate_args.h"
 #include "ops/torch/autograd.h"
@@ -62,7 +62,7 @@ StepGateOutput StepGateForwardFused(const at::Tensor& x, const StepGateParameter
                                            .dim = x.size(-1),
                                            .x_stride = RowStride(x).value()};
     RunRows(
-        x, {.count = rows.num_rows, .per_task = kernels::cpu::kStepGateRowsPerBlock},
+        x, {.count = rows.num_rows, .per_task = kernels::cpu::kRowsPerPartial},
         [&](int64_t begin, int64_t end) { kernels::cpu::StepGateForward(rows, begin, end); },
         [&](auto stream) { kernels::cuda::StepGateForward(rows, stream); });
   });
@@ -74,7 +74,7 @@ void StepGateBackwardOnCpu(const kernels::StepGateGradRows<T>& rows,
                            const kernels::StepGateSums& sums) {
   const int64_t dim = rows.dim;
   const PartialSums partial =
-      SumBlocks({.count = rows.num_rows, .per_task = kernels::cpu::kStepGateRowsPerBlock}, 2 * dim,
+      SumBlocks({.count = rows.num_rows, .per_task = kernels::cpu::kRowsPerPartial}, 2 * dim,
                 [&](int64_t begin, int64_t end, float* sum) {
                   kernels::cpu::StepGateBackward(rows, begin, end, sum);
                 });
@@ -111,7 +111,7 @@ StepGateOp::Inputs StepGateBackwardFused(const BackwardOf<StepGateOp>& call,
         x, [&] { StepGateBackwardOnCpu(rows, sums); },
         [&](auto stream) {
           const at::Tensor partials =
-              at::empty({kernels::cuda::NumStepGatePartials(rows.num_rows) * 2 * rows.dim},
+              at::empty({kernels::cuda::NumRowPartials(rows.num_rows) * 2 * rows.dim},
                         parameters.bias.options());
           kernels::cuda::StepGateBackward(rows, sums, MutableElements<float>(partials), stream);
         });
@@ -234,9 +234,9 @@ SkipGateOp::Inputs SkipGateBackwardFused(const BackwardOf<SkipGateOp>& call,
     RunOn(
         dout, [&] { SkipGateBackwardOnCpu(rows, dskip, sum.added()); },
         [&](auto stream) {
-          const at::Tensor partials = at::empty(
-              {kernels::cuda::NumSkipGatePartials(rows.forward.num_rows) * rows.forward.dim()},
-              skip.options());
+          const at::Tensor partials =
+              at::empty({kernels::cuda::NumRowPartials(rows.forward.num_rows) * rows.forward.dim()},
+                        skip.options());
           kernels::cuda::SkipGateBackward(rows, dskip, sum.added(),
                                           MutableElements<float>(partials), stream);
         });

@@ -12,7 +12,7 @@
 #include <cstddef>
 
 #include "core/error.h"
-#include "kernels/common/cpu/sum_partials.h"
+#include "kernels/common/sum_partials.h"
 #include "kernels/rows/token_shift_args.h"
 #include "ops/sequence/tokens_before.h"
 #include "ops/torch/autograd.h"

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "kernels/common/cpu/sum_partials.h"
+#include "kernels/common/sum_partials.h"
 #include "kernels/scans/selective_scan/selective_scan_args.h"
 #include "ops/torch/autograd.h"
 #include "ops/torch/dispatch.h"

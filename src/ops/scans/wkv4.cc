@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "kernels/common/cpu/sum_partials.h"
+#include "kernels/common/sum_partials.h"
 #include "kernels/scans/wkv4/wkv4_args.h"
 #include "ops/torch/autograd.h"
 #include "ops/torch/dispatch.h"

@@ -1,4 +1,4 @@
-#include "kernels/common/cpu/sum_partials.h"
+#include "kernels/common/sum_partials.h"
 
 #include <algorithm>
 

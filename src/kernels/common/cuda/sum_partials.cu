@@ -1,4 +1,4 @@
-#include "kernels/common/cuda/sum_partials.h"
+#include "kernels/common/sum_partials.h"
 
 #include "kernels/common/cuda/device.h"
 
@@ -46,7 +46,7 @@ namespace cuda {
 void SumPartials(const float* partials, int64_t count, const SumPlaces& to, cudaStream_t stream) {
   int64_t size = 0;
   bool wanted = false;
-  for (const SumPlace& place : to.places) {
+  for (const SumPlace<float>& place : to.places) {
     size += place.size;
     wanted = wanted || (place.out != nullptr && place.size > 0);
   }

@@ -7,7 +7,7 @@
 #include "kernels/common/cuda/device.h"
 #include "kernels/common/cuda/rows.cuh"
 #include "kernels/common/cuda/softplus.cuh"
-#include "kernels/common/cuda/sum_partials.h"
+#include "kernels/common/sum_partials.h"
 #include "kernels/scans/selective_scan/selective_scan_args.h"
 #include "kernels/scans/selective_scan/selective_scan_lanes.cuh"
 

@@ -1,6 +1,6 @@
 #include "kernels/common/cuda/device.h"
 #include "kernels/common/cuda/rows.cuh"
-#include "kernels/common/cuda/sum_partials.h"
+#include "kernels/common/sum_partials.h"
 #include "kernels/scans/wkv4/wkv4_args.h"
 #include "kernels/scans/wkv4/wkv4_recurrence.h"
 

@@ -1,6 +1,6 @@
 // Sums of partial gradients have the bits of sequential additions, for every output layout and
 // number of threads.
-#include "kernels/common/cpu/sum_partials.h"
+#include "kernels/common/sum_partials.h"
 
 #include <gtest/gtest.h>
 #include <omp.h>
