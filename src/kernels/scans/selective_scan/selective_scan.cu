@@ -480,32 +480,6 @@ LaunchShape LanesOf(const ScanShape<T, float>& shape, int bytes, const char* nam
 }
 
 template <typename T>
-void Forward(const ScanShape<T, float>& shape, const ScanResults<T, float>& results,
-             float* workspace, cudaStream_t stream) {
-  CheckStates(shape);
-  if (shape.batch * shape.seq_len * shape.channels == 0) return;
-  if (cuda::ScanRouteOf(SizesOf(shape)) == cuda::ScanRoute::kLanes) {
-    Launch(LanesOf(shape, lanes::kForwardBytes, "selective scan in lanes"), stream,
-           lanes::ForwardKernel<T>, shape, results);
-    return;
-  }
-  const cuda::ScanSegments segments =
-      cuda::ScanSegmentsOf(shape.batch, shape.seq_len, shape.channels);
-  const int64_t states = shape.batch * segments.count * shape.states * shape.channels;
-  float *const carry = workspace, *const sums = workspace + states;
-  if (segments.count == 1) {
-    Launch(PiecesOf(shape, segments, 2, "selective scan"), stream,
-           ScanForwardKernel<T, false, false>, shape, results, segments, carry, sums);
-    return;
-  }
-  Launch(PiecesOf(shape, segments, 2, "selective scan, states of segments"), stream,
-         ScanForwardKernel<T, true, false>, shape, ScanResults<T, float>{}, segments, carry, sums);
-  Join(shape, segments, sums, shape.initial, /*reverse=*/false, carry, stream);
-  Launch(PiecesOf(shape, segments, 2, "selective scan"), stream, ScanForwardKernel<T, false, true>,
-         shape, results, segments, carry, sums);
-}
-
-template <typename T>
 void BackwardOfSegments(const ScanShape<T, float>& shape, const ScanGrads<T, float>& grads,
                         const cuda::ScanSegments& segments, float* carry, float* sums,
                         const ScanGradPartials& partials, cudaStream_t stream) {
@@ -516,45 +490,6 @@ void BackwardOfSegments(const ScanShape<T, float>& shape, const ScanGrads<T, flo
   }
   Launch(PiecesOf(shape, segments, 2 + 2 * kWarps, "selective scan's gradient"), stream,
          ScanBackwardKernel<T>, shape, grads, segments, segments.count > 1, carry, partials);
-}
-
-template <typename T>
-void Backward(const ScanShape<T, float>& shape, const ScanGrads<T, float>& grads,
-              const cuda::ScanWeightGrads& weights, float* workspace, cudaStream_t stream) {
-  CheckStates(shape);
-  const cuda::ScanSizes sizes = SizesOf(shape);
-  const bool empty = shape.batch * shape.seq_len * shape.channels == 0;
-  const bool in_lanes = cuda::ScanRouteOf(sizes) == cuda::ScanRoute::kLanes;
-  const cuda::ScanSegments segments =
-      cuda::ScanSegmentsOf(shape.batch, shape.seq_len, shape.channels);
-  const int64_t pieces = empty ? 0 : shape.batch * (in_lanes ? 1 : segments.count),
-                groups = empty ? 0 : GradGroups(sizes);
-  const int64_t states = pieces * shape.states * shape.channels,
-                tokens = shape.batch * shape.seq_len * shape.states;
-  float* next = workspace;
-  const auto take = [&](int64_t count) {
-    float* const taken = next;
-    next += count;
-    return taken;
-  };
-  const ScanGradPartials partials = {take(states + 2 * pieces * shape.channels),
-                                     take(2 * groups * tokens)};
-  if (!empty && in_lanes) {
-    Launch(LanesOf(shape, lanes::kBackwardBytes, "selective scan's gradient in lanes"), stream,
-           lanes::BackwardKernel<T>, shape, grads, partials);
-  } else if (!empty) {
-    float *const carry = take(states), *const sums = take(2 * pieces * shape.channels);
-    BackwardOfSegments(shape, grads, segments, carry, sums, partials, stream);
-  }
-  cuda::SumPlaces of_weights;
-  of_weights.places[0] = {weights.da, shape.states * shape.channels, weights.a_added, shape.states};
-  of_weights.places[1] = {weights.dskip, shape.channels, weights.skip_added};
-  of_weights.places[2] = {weights.ddelta_bias, shape.channels, weights.bias_added};
-  cuda::SumPartials(partials.weights, pieces, of_weights, stream);
-  if (tokens == 0) return;
-  const char* const name = "selective scan, gradients of tokens";
-  Launch({dim3(GridBlocks((2 * tokens + kThreads - 1) / kThreads, name)), dim3(kThreads), 0, name},
-         stream, ScanSumTokensKernel<T>, shape, grads, groups, partials.tokens);
 }
 
 }  // namespace
@@ -591,22 +526,79 @@ int64_t ScanBackwardWorkspaceFloats(const ScanSizes& sizes) {
   return pieces * sizes.channels * (2 * sizes.states + 4) + of_tokens;
 }
 
-void ScanForward(const ScanShape<float, float>& shape, const ScanResults<float, float>& results,
+template <typename T>
+void ScanForward(const ScanShape<T, float>& shape, const ScanResults<T, float>& results,
                  float* workspace, cudaStream_t stream) {
-  Forward(shape, results, workspace, stream);
+  CheckStates(shape);
+  if (shape.batch * shape.seq_len * shape.channels == 0) return;
+  if (cuda::ScanRouteOf(SizesOf(shape)) == cuda::ScanRoute::kLanes) {
+    Launch(LanesOf(shape, lanes::kForwardBytes, "selective scan in lanes"), stream,
+           lanes::ForwardKernel<T>, shape, results);
+    return;
+  }
+  const cuda::ScanSegments segments =
+      cuda::ScanSegmentsOf(shape.batch, shape.seq_len, shape.channels);
+  const int64_t states = shape.batch * segments.count * shape.states * shape.channels;
+  float *const carry = workspace, *const sums = workspace + states;
+  if (segments.count == 1) {
+    Launch(PiecesOf(shape, segments, 2, "selective scan"), stream,
+           ScanForwardKernel<T, false, false>, shape, results, segments, carry, sums);
+    return;
+  }
+  Launch(PiecesOf(shape, segments, 2, "selective scan, states of segments"), stream,
+         ScanForwardKernel<T, true, false>, shape, ScanResults<T, float>{}, segments, carry, sums);
+  Join(shape, segments, sums, shape.initial, /*reverse=*/false, carry, stream);
+  Launch(PiecesOf(shape, segments, 2, "selective scan"), stream, ScanForwardKernel<T, false, true>,
+         shape, results, segments, carry, sums);
 }
-void ScanForward(const ScanShape<Bf16, float>& shape, const ScanResults<Bf16, float>& results,
-                 float* workspace, cudaStream_t stream) {
-  Forward(shape, results, workspace, stream);
+
+template <typename T>
+void ScanBackward(const ScanShape<T, float>& shape, const ScanGrads<T, float>& grads,
+                  const cuda::ScanWeightGrads& weights, float* workspace, cudaStream_t stream) {
+  CheckStates(shape);
+  const cuda::ScanSizes sizes = SizesOf(shape);
+  const bool empty = shape.batch * shape.seq_len * shape.channels == 0;
+  const bool in_lanes = cuda::ScanRouteOf(sizes) == cuda::ScanRoute::kLanes;
+  const cuda::ScanSegments segments =
+      cuda::ScanSegmentsOf(shape.batch, shape.seq_len, shape.channels);
+  const int64_t pieces = empty ? 0 : shape.batch * (in_lanes ? 1 : segments.count),
+                groups = empty ? 0 : GradGroups(sizes);
+  const int64_t states = pieces * shape.states * shape.channels,
+                tokens = shape.batch * shape.seq_len * shape.states;
+  float* next = workspace;
+  const auto take = [&](int64_t count) {
+    float* const taken = next;
+    next += count;
+    return taken;
+  };
+  const ScanGradPartials partials = {take(states + 2 * pieces * shape.channels),
+                                     take(2 * groups * tokens)};
+  if (!empty && in_lanes) {
+    Launch(LanesOf(shape, lanes::kBackwardBytes, "selective scan's gradient in lanes"), stream,
+           lanes::BackwardKernel<T>, shape, grads, partials);
+  } else if (!empty) {
+    float *const carry = take(states), *const sums = take(2 * pieces * shape.channels);
+    BackwardOfSegments(shape, grads, segments, carry, sums, partials, stream);
+  }
+  cuda::SumPlaces of_weights;
+  of_weights.places[0] = {weights.da, shape.states * shape.channels, weights.a_added, shape.states};
+  of_weights.places[1] = {weights.dskip, shape.channels, weights.skip_added};
+  of_weights.places[2] = {weights.ddelta_bias, shape.channels, weights.bias_added};
+  cuda::SumPartials(partials.weights, pieces, of_weights, stream);
+  if (tokens == 0) return;
+  const char* const name = "selective scan, gradients of tokens";
+  Launch({dim3(GridBlocks((2 * tokens + kThreads - 1) / kThreads, name)), dim3(kThreads), 0, name},
+         stream, ScanSumTokensKernel<T>, shape, grads, groups, partials.tokens);
 }
-void ScanBackward(const ScanShape<float, float>& shape, const ScanGrads<float, float>& grads,
-                  const ScanWeightGrads& weights, float* workspace, cudaStream_t stream) {
-  Backward(shape, grads, weights, workspace, stream);
-}
-void ScanBackward(const ScanShape<Bf16, float>& shape, const ScanGrads<Bf16, float>& grads,
-                  const ScanWeightGrads& weights, float* workspace, cudaStream_t stream) {
-  Backward(shape, grads, weights, workspace, stream);
-}
+
+#define HL_SCAN(T)                                                                            \
+  template void ScanForward(const ScanShape<T, float>&, const ScanResults<T, float>&, float*, \
+                            cudaStream_t);                                                    \
+  template void ScanBackward(const ScanShape<T, float>&, const ScanGrads<T, float>&,          \
+                             const ScanWeightGrads&, float*, cudaStream_t);
+HL_SCAN(float)
+HL_SCAN(Bf16)
+#undef HL_SCAN
 
 }  // namespace cuda
 }  // namespace halflife::kernels

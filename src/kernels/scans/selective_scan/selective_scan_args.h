@@ -99,28 +99,20 @@ struct ScanPartials {
 };
 
 // Computes db and dc of tokens [begin, end) of all rows from the blocks' sums, in order.
-void ScanSumTokens(const ScanShape<float, float>& shape, const ScanGrads<float, float>& grads,
-                   const ScanPartials<float>& partials, int64_t begin, int64_t end);
-void ScanSumTokens(const ScanShape<Bf16, float>& shape, const ScanGrads<Bf16, float>& grads,
-                   const ScanPartials<float>& partials, int64_t begin, int64_t end);
-void ScanSumTokens(const ScanShape<double, double>& shape, const ScanGrads<double, double>& grads,
-                   const ScanPartials<double>& partials, int64_t begin, int64_t end);
+// C is the arithmetic type: double for fp64, else float.
+template <typename T, typename C>
+void ScanSumTokens(const ScanShape<T, C>& shape, const ScanGrads<T, C>& grads,
+                   const ScanPartials<C>& partials, int64_t begin, int64_t end);
 
 // Returns the scratch bytes that an item needs, aligned to 64. T and C are those of the call.
 int64_t ScanScratchBytes(int64_t states, bool wide);
 
-void ScanForward(const ScanShape<float, float>& shape, const ScanResults<float, float>& results,
-                 int64_t item, void* scratch);
-void ScanForward(const ScanShape<Bf16, float>& shape, const ScanResults<Bf16, float>& results,
-                 int64_t item, void* scratch);
-void ScanForward(const ScanShape<double, double>& shape, const ScanResults<double, double>& results,
-                 int64_t item, void* scratch);
-void ScanBackward(const ScanShape<float, float>& shape, const ScanGrads<float, float>& grads,
-                  const ScanPartials<float>& partials, int64_t item, void* scratch);
-void ScanBackward(const ScanShape<Bf16, float>& shape, const ScanGrads<Bf16, float>& grads,
-                  const ScanPartials<float>& partials, int64_t item, void* scratch);
-void ScanBackward(const ScanShape<double, double>& shape, const ScanGrads<double, double>& grads,
-                  const ScanPartials<double>& partials, int64_t item, void* scratch);
+template <typename T, typename C>
+void ScanForward(const ScanShape<T, C>& shape, const ScanResults<T, C>& results, int64_t item,
+                 void* scratch);
+template <typename T, typename C>
+void ScanBackward(const ScanShape<T, C>& shape, const ScanGrads<T, C>& grads,
+                  const ScanPartials<C>& partials, int64_t item, void* scratch);
 }  // namespace cpu
 
 namespace cuda {
@@ -151,13 +143,11 @@ ScanRoute ScanRouteOf(const ScanSizes& sizes);
 int64_t ScanForwardWorkspaceFloats(const ScanSizes& sizes);
 int64_t ScanBackwardWorkspaceFloats(const ScanSizes& sizes);
 
-void ScanForward(const ScanShape<float, float>& shape, const ScanResults<float, float>& results,
+template <typename T>
+void ScanForward(const ScanShape<T, float>& shape, const ScanResults<T, float>& results,
                  float* workspace, cudaStream_t stream);
-void ScanForward(const ScanShape<Bf16, float>& shape, const ScanResults<Bf16, float>& results,
-                 float* workspace, cudaStream_t stream);
-void ScanBackward(const ScanShape<float, float>& shape, const ScanGrads<float, float>& grads,
-                  const ScanWeightGrads& weights, float* workspace, cudaStream_t stream);
-void ScanBackward(const ScanShape<Bf16, float>& shape, const ScanGrads<Bf16, float>& grads,
+template <typename T>
+void ScanBackward(const ScanShape<T, float>& shape, const ScanGrads<T, float>& grads,
                   const ScanWeightGrads& weights, float* workspace, cudaStream_t stream);
 }  // namespace cuda
 

@@ -256,9 +256,23 @@ LaunchShape LaunchOf(int64_t items, const char* name) {
   return {dim3(GridBlocks((items + kThreads - 1) / kThreads, name)), dim3(kThreads), 0, name};
 }
 
+}  // namespace
+
+namespace cuda {
+
+WkvSegments WkvSegmentsOf(int64_t batch, int64_t seq_len, int64_t dim) {
+  const int64_t wanted = std::max<int64_t>(1, kThreadsWanted / std::max<int64_t>(1, batch * dim));
+  const int64_t even = (seq_len + wanted - 1) / wanted;
+  const int64_t tokens = std::max(kMinTokens, (even + kTile - 1) / kTile * kTile);
+  return {std::max<int64_t>(1, (seq_len + tokens - 1) / tokens), tokens};
+}
+int64_t WkvWorkspaceFloats(int64_t batch, int64_t seq_len, int64_t dim) {
+  return batch * dim * WkvSegmentsOf(batch, seq_len, dim).count * (kAdjointPlanes + 2);
+}
+
 template <typename T>
-void Forward(const WkvShape<T, float>& shape, const WkvResults<T, float>& results, float* workspace,
-             cudaStream_t stream) {
+void WkvForward(const WkvShape<T, float>& shape, const WkvResults<T, float>& results,
+                float* workspace, cudaStream_t stream) {
   if (IsEmpty(shape)) return;
   const cuda::WkvSegments segments = cuda::WkvSegmentsOf(shape.batch, shape.seq_len, shape.dim);
   const int64_t rows_of_channels = shape.batch * shape.dim,
@@ -276,8 +290,8 @@ void Forward(const WkvShape<T, float>& shape, const WkvResults<T, float>& result
 }
 
 template <typename T>
-void Backward(const WkvShape<T, float>& shape, const WkvGrads<T, float>& grads,
-              const WkvChannelGrads<float>& channels, float* workspace, cudaStream_t stream) {
+void WkvBackward(const WkvShape<T, float>& shape, const WkvGrads<T, float>& grads,
+                 const WkvChannelGrads<float>& channels, float* workspace, cudaStream_t stream) {
   cuda::SumPlaces sums;
   sums.places[0] = {channels.dlog_decay, shape.dim, channels.decay_added};
   sums.places[1] = {channels.dbonus, shape.dim, channels.bonus_added};
@@ -302,36 +316,14 @@ void Backward(const WkvShape<T, float>& shape, const WkvGrads<T, float>& grads,
   cuda::SumPartials(partials, shape.batch * segments.count, sums, stream);
 }
 
-}  // namespace
-
-namespace cuda {
-
-WkvSegments WkvSegmentsOf(int64_t batch, int64_t seq_len, int64_t dim) {
-  const int64_t wanted = std::max<int64_t>(1, kThreadsWanted / std::max<int64_t>(1, batch * dim));
-  const int64_t even = (seq_len + wanted - 1) / wanted;
-  const int64_t tokens = std::max(kMinTokens, (even + kTile - 1) / kTile * kTile);
-  return {std::max<int64_t>(1, (seq_len + tokens - 1) / tokens), tokens};
-}
-int64_t WkvWorkspaceFloats(int64_t batch, int64_t seq_len, int64_t dim) {
-  return batch * dim * WkvSegmentsOf(batch, seq_len, dim).count * (kAdjointPlanes + 2);
-}
-
-void WkvForward(const WkvShape<float, float>& shape, const WkvResults<float, float>& results,
-                float* workspace, cudaStream_t stream) {
-  Forward(shape, results, workspace, stream);
-}
-void WkvForward(const WkvShape<Bf16, float>& shape, const WkvResults<Bf16, float>& results,
-                float* workspace, cudaStream_t stream) {
-  Forward(shape, results, workspace, stream);
-}
-void WkvBackward(const WkvShape<float, float>& shape, const WkvGrads<float, float>& grads,
-                 const WkvChannelGrads<float>& channels, float* workspace, cudaStream_t stream) {
-  Backward(shape, grads, channels, workspace, stream);
-}
-void WkvBackward(const WkvShape<Bf16, float>& shape, const WkvGrads<Bf16, float>& grads,
-                 const WkvChannelGrads<float>& channels, float* workspace, cudaStream_t stream) {
-  Backward(shape, grads, channels, workspace, stream);
-}
+#define HL_WKV(T)                                                                          \
+  template void WkvForward(const WkvShape<T, float>&, const WkvResults<T, float>&, float*, \
+                           cudaStream_t);                                                  \
+  template void WkvBackward(const WkvShape<T, float>&, const WkvGrads<T, float>&,          \
+                            const WkvChannelGrads<float>&, float*, cudaStream_t);
+HL_WKV(float)
+HL_WKV(Bf16)
+#undef HL_WKV
 
 }  // namespace cuda
 }  // namespace halflife::kernels

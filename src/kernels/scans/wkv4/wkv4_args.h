@@ -77,19 +77,13 @@ namespace cpu {
 constexpr int kWkvChannels = 64;
 inline int64_t WkvBlocks(int64_t dim) { return (dim + kWkvChannels - 1) / kWkvChannels; }
 
-void WkvForward(const WkvShape<float, float>& shape, const WkvResults<float, float>& results,
-                int64_t item);
-void WkvForward(const WkvShape<Bf16, float>& shape, const WkvResults<Bf16, float>& results,
-                int64_t item);
-void WkvForward(const WkvShape<double, double>& shape, const WkvResults<double, double>& results,
-                int64_t item);
+// C is the arithmetic type: double for fp64, else float.
+template <typename T, typename C>
+void WkvForward(const WkvShape<T, C>& shape, const WkvResults<T, C>& results, int64_t item);
 // dlog_decay and dbonus are [B, D]: separate for each sequence.
-void WkvBackward(const WkvShape<float, float>& shape, const WkvGrads<float, float>& grads,
-                 float* dlog_decay, float* dbonus, int64_t item);
-void WkvBackward(const WkvShape<Bf16, float>& shape, const WkvGrads<Bf16, float>& grads,
-                 float* dlog_decay, float* dbonus, int64_t item);
-void WkvBackward(const WkvShape<double, double>& shape, const WkvGrads<double, double>& grads,
-                 double* dlog_decay, double* dbonus, int64_t item);
+template <typename T, typename C>
+void WkvBackward(const WkvShape<T, C>& shape, const WkvGrads<T, C>& grads, C* dlog_decay, C* dbonus,
+                 int64_t item);
 }  // namespace cpu
 
 namespace cuda {
@@ -104,13 +98,11 @@ WkvSegments WkvSegmentsOf(int64_t batch, int64_t seq_len, int64_t dim);
 // Returns the workspace size of the forward or the backward.
 int64_t WkvWorkspaceFloats(int64_t batch, int64_t seq_len, int64_t dim);
 
-void WkvForward(const WkvShape<float, float>& shape, const WkvResults<float, float>& results,
+template <typename T>
+void WkvForward(const WkvShape<T, float>& shape, const WkvResults<T, float>& results,
                 float* workspace, cudaStream_t stream);
-void WkvForward(const WkvShape<Bf16, float>& shape, const WkvResults<Bf16, float>& results,
-                float* workspace, cudaStream_t stream);
-void WkvBackward(const WkvShape<float, float>& shape, const WkvGrads<float, float>& grads,
-                 const WkvChannelGrads<float>& channels, float* workspace, cudaStream_t stream);
-void WkvBackward(const WkvShape<Bf16, float>& shape, const WkvGrads<Bf16, float>& grads,
+template <typename T>
+void WkvBackward(const WkvShape<T, float>& shape, const WkvGrads<T, float>& grads,
                  const WkvChannelGrads<float>& channels, float* workspace, cudaStream_t stream);
 }  // namespace cuda
 

@@ -1,6 +1,8 @@
 // The functions that are compiled once per instruction set and called by selective_scan_cpu.cc.
 #pragma once
 
+#include <tuple>
+
 #include "kernels/common/cpu/instruction_set.h"
 #include "kernels/common/cpu/math.h"
 #include "kernels/scans/selective_scan/selective_scan_args.h"
@@ -16,9 +18,7 @@ struct ScanLoops {
 };
 struct ScanKernels {
   int64_t (*scratch_bytes)(int64_t states, bool wide);
-  ScanLoops<float, float> f32;
-  ScanLoops<Bf16, float> bf16;
-  ScanLoops<double, double> f64;
+  std::tuple<ScanLoops<float, float>, ScanLoops<Bf16, float>, ScanLoops<double, double>> loops;
 };
 HL_PER_INSTRUCTION_SET(extern const ScanKernels kScanKernels;)
 

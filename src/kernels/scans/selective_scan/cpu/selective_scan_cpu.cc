@@ -9,9 +9,11 @@ namespace {
 
 const ScanKernels& InUse() { return HL_FOR_INSTRUCTION_SET_IN_USE(kScanKernels); }
 
+}  // namespace
+
 template <typename T, typename C>
-void SumTokens(const ScanShape<T, C>& shape, const ScanGrads<T, C>& grads,
-               const ScanPartials<C>& partials, int64_t begin, int64_t end) {
+void ScanSumTokens(const ScanShape<T, C>& shape, const ScanGrads<T, C>& grads,
+                   const ScanPartials<C>& partials, int64_t begin, int64_t end) {
   const int64_t states = shape.states, of_block = shape.batch * shape.seq_len * states;
   const int64_t blocks = ScanBlocks(shape.channels);
   const auto store = [&](const C* of_token, T* to) {
@@ -33,46 +35,28 @@ void SumTokens(const ScanShape<T, C>& shape, const ScanGrads<T, C>& grads,
   }
 }
 
-}  // namespace
-
-void ScanSumTokens(const ScanShape<float, float>& shape, const ScanGrads<float, float>& grads,
-                   const ScanPartials<float>& partials, int64_t begin, int64_t end) {
-  SumTokens(shape, grads, partials, begin, end);
-}
-void ScanSumTokens(const ScanShape<Bf16, float>& shape, const ScanGrads<Bf16, float>& grads,
-                   const ScanPartials<float>& partials, int64_t begin, int64_t end) {
-  SumTokens(shape, grads, partials, begin, end);
-}
-void ScanSumTokens(const ScanShape<double, double>& shape, const ScanGrads<double, double>& grads,
-                   const ScanPartials<double>& partials, int64_t begin, int64_t end) {
-  SumTokens(shape, grads, partials, begin, end);
-}
-
 int64_t ScanScratchBytes(int64_t states, bool wide) { return InUse().scratch_bytes(states, wide); }
 
-void ScanForward(const ScanShape<float, float>& shape, const ScanResults<float, float>& results,
-                 int64_t item, void* scratch) {
-  InUse().f32.forward(shape, results, item, scratch);
+template <typename T, typename C>
+void ScanForward(const ScanShape<T, C>& shape, const ScanResults<T, C>& results, int64_t item,
+                 void* scratch) {
+  std::get<ScanLoops<T, C>>(InUse().loops).forward(shape, results, item, scratch);
 }
-void ScanForward(const ScanShape<Bf16, float>& shape, const ScanResults<Bf16, float>& results,
-                 int64_t item, void* scratch) {
-  InUse().bf16.forward(shape, results, item, scratch);
+template <typename T, typename C>
+void ScanBackward(const ScanShape<T, C>& shape, const ScanGrads<T, C>& grads,
+                  const ScanPartials<C>& partials, int64_t item, void* scratch) {
+  std::get<ScanLoops<T, C>>(InUse().loops).backward(shape, grads, partials, item, scratch);
 }
-void ScanForward(const ScanShape<double, double>& shape, const ScanResults<double, double>& results,
-                 int64_t item, void* scratch) {
-  InUse().f64.forward(shape, results, item, scratch);
-}
-void ScanBackward(const ScanShape<float, float>& shape, const ScanGrads<float, float>& grads,
-                  const ScanPartials<float>& partials, int64_t item, void* scratch) {
-  InUse().f32.backward(shape, grads, partials, item, scratch);
-}
-void ScanBackward(const ScanShape<Bf16, float>& shape, const ScanGrads<Bf16, float>& grads,
-                  const ScanPartials<float>& partials, int64_t item, void* scratch) {
-  InUse().bf16.backward(shape, grads, partials, item, scratch);
-}
-void ScanBackward(const ScanShape<double, double>& shape, const ScanGrads<double, double>& grads,
-                  const ScanPartials<double>& partials, int64_t item, void* scratch) {
-  InUse().f64.backward(shape, grads, partials, item, scratch);
-}
+
+#define HL_SCAN(T, C)                                                                          \
+  template void ScanSumTokens(const ScanShape<T, C>&, const ScanGrads<T, C>&,                  \
+                              const ScanPartials<C>&, int64_t, int64_t);                       \
+  template void ScanForward(const ScanShape<T, C>&, const ScanResults<T, C>&, int64_t, void*); \
+  template void ScanBackward(const ScanShape<T, C>&, const ScanGrads<T, C>&,                   \
+                             const ScanPartials<C>&, int64_t, void*);
+HL_SCAN(float, float)
+HL_SCAN(Bf16, float)
+HL_SCAN(double, double)
+#undef HL_SCAN
 
 }  // namespace halflife::kernels::cpu

@@ -348,8 +348,10 @@ void ScanBackwardItem(const ScanShape<T, C>& shape, const ScanGrads<T, C>& grads
 
 constexpr ScanKernels kScanKernels = {
     .scratch_bytes = ScanScratch,
-    .f32 = {ScanForwardItem<float, float>, ScanBackwardItem<float, float>},
-    .bf16 = {ScanForwardItem<Bf16, float>, ScanBackwardItem<Bf16, float>},
-    .f64 = {ScanForwardItem<double, double>, ScanBackwardItem<double, double>}};
+    .loops = {
+        ScanLoops<float, float>{ScanForwardItem<float, float>, ScanBackwardItem<float, float>},
+        ScanLoops<Bf16, float>{ScanForwardItem<Bf16, float>, ScanBackwardItem<Bf16, float>},
+        ScanLoops<double, double>{ScanForwardItem<double, double>,
+                                  ScanBackwardItem<double, double>}}};
 
 }  // namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE

@@ -4,33 +4,29 @@
 namespace halflife::kernels::cpu {
 namespace {
 
-const WkvKernels& InUse() { return HL_FOR_INSTRUCTION_SET_IN_USE(kWkvKernels); }
+template <typename T, typename C>
+const WkvLoops<T, C>& LoopsInUse() {
+  return std::get<WkvLoops<T, C>>(HL_FOR_INSTRUCTION_SET_IN_USE(kWkvKernels));
+}
 
 }  // namespace
 
-void WkvForward(const WkvShape<float, float>& shape, const WkvResults<float, float>& results,
-                int64_t item) {
-  InUse().f32.forward(shape, results, item);
+template <typename T, typename C>
+void WkvForward(const WkvShape<T, C>& shape, const WkvResults<T, C>& results, int64_t item) {
+  LoopsInUse<T, C>().forward(shape, results, item);
 }
-void WkvForward(const WkvShape<Bf16, float>& shape, const WkvResults<Bf16, float>& results,
-                int64_t item) {
-  InUse().bf16.forward(shape, results, item);
+template <typename T, typename C>
+void WkvBackward(const WkvShape<T, C>& shape, const WkvGrads<T, C>& grads, C* dlog_decay, C* dbonus,
+                 int64_t item) {
+  LoopsInUse<T, C>().backward(shape, grads, dlog_decay, dbonus, item);
 }
-void WkvForward(const WkvShape<double, double>& shape, const WkvResults<double, double>& results,
-                int64_t item) {
-  InUse().f64.forward(shape, results, item);
-}
-void WkvBackward(const WkvShape<float, float>& shape, const WkvGrads<float, float>& grads,
-                 float* dlog_decay, float* dbonus, int64_t item) {
-  InUse().f32.backward(shape, grads, dlog_decay, dbonus, item);
-}
-void WkvBackward(const WkvShape<Bf16, float>& shape, const WkvGrads<Bf16, float>& grads,
-                 float* dlog_decay, float* dbonus, int64_t item) {
-  InUse().bf16.backward(shape, grads, dlog_decay, dbonus, item);
-}
-void WkvBackward(const WkvShape<double, double>& shape, const WkvGrads<double, double>& grads,
-                 double* dlog_decay, double* dbonus, int64_t item) {
-  InUse().f64.backward(shape, grads, dlog_decay, dbonus, item);
-}
+
+#define HL_WKV(T, C)                                                                 \
+  template void WkvForward(const WkvShape<T, C>&, const WkvResults<T, C>&, int64_t); \
+  template void WkvBackward(const WkvShape<T, C>&, const WkvGrads<T, C>&, C*, C*, int64_t);
+HL_WKV(float, float)
+HL_WKV(Bf16, float)
+HL_WKV(double, double)
+#undef HL_WKV
 
 }  // namespace halflife::kernels::cpu

@@ -259,8 +259,8 @@ void WkvBackwardItem(const WkvShape<T, C>& shape, const WkvGrads<T, C>& grads, C
 }
 
 constexpr WkvKernels kWkvKernels = {
-    .f32 = {WkvForwardItem<float, float>, WkvBackwardItem<float, float>},
-    .bf16 = {WkvForwardItem<Bf16, float>, WkvBackwardItem<Bf16, float>},
-    .f64 = {WkvForwardItem<double, double>, WkvBackwardItem<double, double>}};
+    WkvLoops<float, float>{WkvForwardItem<float, float>, WkvBackwardItem<float, float>},
+    WkvLoops<Bf16, float>{WkvForwardItem<Bf16, float>, WkvBackwardItem<Bf16, float>},
+    WkvLoops<double, double>{WkvForwardItem<double, double>, WkvBackwardItem<double, double>}};
 
 }  // namespace halflife::kernels::cpu::HL_SIMD_NAMESPACE
