@@ -149,6 +149,15 @@ class DeltaHybrids(unittest.TestCase):
                         del sizes["num_experts"]
                     self.check(model_type, sizes)
 
+    def test_a_share_of_null_rotates_whole_heads(self):
+        folder, model = self.make_folder("qwen3_5_text", QWEN | {"partial_rotary_factor": 1.0})
+        shared.change_config(folder, lambda config: (config.pop("rope_parameters"),
+                                                     config.update(partial_rotary_factor=None)))
+        theirs = AutoModelForCausalLM.from_pretrained(folder).float().eval()
+        want = self.log_probs_of(theirs)
+        self.assertLess(shared.widest(self.log_probs_of(model), want), 1e-5)
+        self.check_theirs(folder, want, type(theirs))
+
     def test_the_class_that_fits_without_being_named(self):
         for model_type, config, wanted in (("qwen3_5_text", QWEN, "qwen3_5_text"),
                                            ("qwen3_next", QWEN | {"num_experts": 0}, "qwen3_5_text"),

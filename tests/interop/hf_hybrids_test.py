@@ -259,6 +259,20 @@ class Hybrids(shared.HfModels):
                         "lm_head_multiplier is 0. Use a number above 0."):
             self.assertIn(problem, said)
 
+    def test_keys_that_are_null(self):
+        """Null is false, or PyTorch's scale of scores. It is not the default of the class."""
+        for config in (FALCON | {"mamba_rms_norm": True, "mamba_norm_before_gate": False},
+                       FALCON | {"mamba_conv_bias": False}, BAMBA | {"mamba_conv_bias": False},
+                       GRANITE | {"attention_multiplier": 8 ** -0.5}):
+            key = list(config)[-1]
+            with self.fresh(config["model_type"] + "_" + key):
+                folder, model = self.make_folder(**config)
+                shared.change_config(folder, lambda written, key=key: written.update({key: None}))
+                theirs = AutoModelForCausalLM.from_pretrained(folder).float().eval()
+                self.assertLess(shared.widest(self.log_probs_of(theirs), self.log_probs_of(model)), 1e-5)
+                self.check_all_ways(folder, self.log_probs_of(model),
+                                    "--model-type", config["model_type"])
+
 
 # The tests of other classes run in hf_models_test.
 for name in [name for name in dir(shared.HfModels) if name.startswith("test_")]:

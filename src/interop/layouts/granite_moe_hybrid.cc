@@ -137,7 +137,9 @@ class GraniteMoeHybrid : public Layout {
     model::MixerConfig softmax =
         ReadHybridSoftmax(reader, model_dim, {.num_heads = 32, .num_kv_heads = 0});
     ReadAttentionBias(reader, softmax);
-    softmax.Set("score_scale", ReadPositiveFactor(reader, "attention_multiplier"));
+    // null means 1 / sqrt(head_dim), as it does to PyTorch's attention.
+    if (!reader.IsNull("attention_multiplier"))
+      softmax.Set("score_scale", ReadPositiveFactor(reader, "attention_multiplier"));
     if (reader.String("position_embedding_type", "") == "rope") {
       ReadRope(reader,
                {.head_dim = softmax.Get<int64_t>("head_dim"),

@@ -44,7 +44,7 @@ model::PositionsConfig ReadYarn(ConfigReader& rope, double factor, int64_t lengt
   // 0 means the default, too.
   if (const double fast = rope.Double("beta_fast", 0); fast != 0) ramp.fast = fast;
   if (const double slow = rope.Double("beta_slow", 0); slow != 0) ramp.slow = slow;
-  ramp.truncate = rope.Bool("truncate", !rope.IsNull("truncate"));  // null is false there
+  ramp.truncate = ReadTruthy(rope, "truncate");
   const double mscales = ReadMscales(rope, factor);
   const double attention_factor = rope.Double("attention_factor", mscales);
   rope.Require(!rope.Has("attention_factor") || attention_factor > 0, "attention_factor is ",
@@ -173,7 +173,9 @@ bool HasReversedRamp(const model::ModelConfig& config, const model::MixerConfig&
 
 void ReadRope(ConfigReader& reader, const RopeSizes& sizes, model::MixerConfig& attention,
               model::PositionsConfig& positions) {
-  const double usual_part = sizes.usual_part > 0 ? sizes.usual_part : 1;
+  const bool is_null = !sizes.ignores_outer_part && reader.IsNull("partial_rotary_factor");
+  // In transformers, null removes the class's default, so that whole heads rotate.
+  const double usual_part = sizes.usual_part > 0 && !is_null ? sizes.usual_part : 1;
   if (sizes.ignores_outer_part) reader.Ignore({"partial_rotary_factor"});
   const Rope absent = {
       .theta = reader.Double("rope_theta", kUsualTheta),
