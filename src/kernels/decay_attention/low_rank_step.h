@@ -8,7 +8,7 @@
 #pragma once
 
 #include "kernels/decay_attention/decay_attention_args.h"
-#include "kernels/rows/decay_gate_args.h"
+#include "kernels/rows/decay_gates_args.h"
 
 namespace halflife::kernels {
 

@@ -1,5 +1,4 @@
 #include "kernels/common/cuda/rows.cuh"
-#include "kernels/common/host_device.h"
 #include "kernels/common/sum_partials.h"
 #include "kernels/rows/bias_map_args.h"
 
@@ -10,12 +9,6 @@ using namespace rows;
 
 static_assert(kBiasMapParts <= cuda::kSumPlaces);
 
-// Threads of a block: packs of adjacent columns x rows.
-constexpr int kColumnPacks = 32, kRows = static_cast<int>(cuda::kPartialRows);
-constexpr int kThreads = kColumnPacks * kRows;
-constexpr int64_t kForwardRows = 4 * kRows;  // rows of a block: one load of the bias serves 4 rows
-constexpr int64_t kMostRowBlocks = 65535;    // limit of a grid's second dimension
-
 // For each part, whether all of its rows allow 16-byte accesses. Stored as bits, because an array
 // with a variable index would be placed in local memory.
 struct AlignedParts {
@@ -23,25 +16,19 @@ struct AlignedParts {
   unsigned bits = 0;
 };
 
-template <typename T>
-HL_EVERYWHERE int64_t ColumnBlocks(int64_t width) {
-  constexpr int64_t kColumns = int64_t{kColumnPacks} * kPack<T>;
-  return (width + kColumns - 1) / kColumns;
-}
-
 // The work of a thread. The blocks of columns of a part are adjacent in the grid. `column` is the
 // first column within `part`, of which `count` exist up to a whole pack. The place also has that
 // column counted over all parts, and the first row.
 template <typename T>
 struct Place {
   template <typename Args>
-  HL_DEVICE explicit Place(const Args& args) : row(static_cast<int>(threadIdx.x) / kColumnPacks) {
+  HL_DEVICE explicit Place(const Args& args) : row(static_cast<int>(threadIdx.x) / kColumnLanes) {
     int64_t block = blockIdx.x, before = 0;
-    for (; block >= ColumnBlocks<T>(args.parts[part].width); ++part) {
-      block -= ColumnBlocks<T>(args.parts[part].width);
+    for (; block >= ColumnBlocks(args.parts[part].width, kPack<T>); ++part) {
+      block -= ColumnBlocks(args.parts[part].width, kPack<T>);
       before += args.parts[part].width;
     }
-    column = (kColumnPacks * block + threadIdx.x % kColumnPacks) * kPack<T>;
+    column = (kColumnLanes * block + threadIdx.x % kColumnLanes) * kPack<T>;
     count =
         static_cast<int>(min(max(args.parts[part].width - column, int64_t{0}), int64_t{kPack<T>}));
     of_all = before + column;
@@ -76,7 +63,7 @@ HL_DEVICE void LoadGain(const float* gain, int64_t column, int count, bool align
 
 // Grid: blocks of columns, part by part x blocks that stride over the rows.
 template <typename T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kColumnThreads)
     BiasMapForwardKernel(BiasMapArgs<T> args, AlignedParts schedule) {
   const Place<T> place(args);
   if (place.count == 0) return;
@@ -85,8 +72,8 @@ __global__ void __launch_bounds__(kThreads)
   float bias[kPack<T>] = {}, gain[kPack<T>];
   if (part.bias != nullptr) Load(part.bias + place.column, place.count, aligned, bias);
   LoadGain(part.gain, place.column, place.count, aligned, gain);
-  const int64_t first = int64_t{kRows} * blockIdx.y + place.row,
-                stride = int64_t{kRows} * gridDim.y;
+  const int64_t first = int64_t{kBlockRows} * blockIdx.y + place.row,
+                stride = int64_t{kBlockRows} * gridDim.y;
   for (int64_t row = first; row < args.num_rows; row += stride) {
     float y[kPack<T>];
     Load(part.x + row * part.stride + place.column, place.count, aligned, y);
@@ -127,7 +114,7 @@ HL_DEVICE void LoadGradient(const BiasMapGradColumns<T>& part, int64_t row, int6
 // Grid: blocks of columns, part by part x partial sums, whose blocks stride over the rows. partials
 // is [gridDim.y, num_columns()].
 template <typename T>
-__global__ void __launch_bounds__(kThreads, 3)
+__global__ void __launch_bounds__(kColumnThreads, 3)
     BiasMapBackwardKernel(BiasMapGradArgs<T> args, AlignedParts schedule, int64_t num_columns,
                           float* partials) {
   const Place<T> place(args);
@@ -136,8 +123,8 @@ __global__ void __launch_bounds__(kThreads, 3)
   GradientColumns<T> sums;
   if (part.bias != nullptr) Load(part.bias + place.column, place.count, aligned, sums.bias);
   LoadGain(part.gain, place.column, place.count, aligned, sums.gain);
-  const int64_t first = int64_t{kRows} * blockIdx.y + place.row,
-                stride = int64_t{kRows} * gridDim.y;
+  const int64_t first = int64_t{kBlockRows} * blockIdx.y + place.row,
+                stride = int64_t{kBlockRows} * gridDim.y;
   for (int64_t row = first; place.count > 0 && row < args.num_rows; row += stride) {
     float d[kPack<T>];
     LoadGradient(part, row, place.column, place.count, aligned, sums, d);
@@ -148,17 +135,16 @@ __global__ void __launch_bounds__(kThreads, 3)
   }
   float* const to = partials + blockIdx.y * num_columns;
   if (part.dbias != nullptr)  // the condition is the same for the whole block
-    StoreColumnSums<kColumnPacks, kRows>(sums.dbias, to + place.of_all, place.count);
+    StoreColumnSums(sums.dbias, to + place.of_all, place.count);
   if (part.dgain == nullptr) return;
   __syncthreads();  // all threads have read the other sums
-  StoreColumnSums<kColumnPacks, kRows>(sums.dgain, to + args.gain_column(place.part) + place.column,
-                                       place.count);
+  StoreColumnSums(sums.dgain, to + args.gain_column(place.part) + place.column, place.count);
 }
 
 template <typename T, typename Args>
 unsigned ColumnBlocksOf(const Args& args) {
   int64_t blocks = 0;
-  for (int i = 0; i < args.num_parts; ++i) blocks += ColumnBlocks<T>(args.parts[i].width);
+  for (int i = 0; i < args.num_parts; ++i) blocks += ColumnBlocks(args.parts[i].width, kPack<T>);
   return static_cast<unsigned>(blocks);
 }
 
@@ -179,8 +165,8 @@ void BiasMapForward(const BiasMapArgs<T>& args, cudaStream_t stream) {
   }
   const auto blocks = static_cast<unsigned>(
       std::min(kMostRowBlocks, (args.num_rows + kForwardRows - 1) / kForwardRows));
-  Launch({dim3(columns, blocks), dim3(kThreads), 0, "biased map"}, stream, BiasMapForwardKernel<T>,
-         args, schedule);
+  Launch({dim3(columns, blocks), dim3(kColumnThreads), 0, "biased map"}, stream,
+         BiasMapForwardKernel<T>, args, schedule);
 }
 
 template <typename T>
@@ -205,9 +191,9 @@ void BiasMapBackward(const BiasMapGradArgs<T>& args, float* partials, cudaStream
   }
   const int64_t count = cuda::NumRowPartials(args.num_rows), num_columns = args.num_columns();
   if (count > 0)
-    Launch(
-        {dim3(columns, static_cast<unsigned>(count)), dim3(kThreads), 0, "biased map's gradient"},
-        stream, BiasMapBackwardKernel<T>, args, schedule, num_columns, partials);
+    Launch({dim3(columns, static_cast<unsigned>(count)), dim3(kColumnThreads), 0,
+            "biased map's gradient"},
+           stream, BiasMapBackwardKernel<T>, args, schedule, num_columns, partials);
   cuda::SumPartials(partials, count, sums, stream);
 }
 

@@ -8,12 +8,8 @@ namespace {
 
 using namespace rows;
 
-// Threads of a block: adjacent columns x rows. The decays of one head per column are a small part
-// of a layer's memory traffic, and those of channels move 6 bytes per element, so accesses are
-// element by element: 32 lanes cover whole sectors.
-constexpr int kColumns = 32, kRows = static_cast<int>(cuda::kPartialRows);
-constexpr int kThreads = kColumns * kRows;
-constexpr int64_t kForwardRows = 4 * kRows;  // rows of a block: parameters are read once for 4 rows
+// Accesses are element by element: the decays of one head per column are a small part of a layer's
+// memory traffic, and those of channels move 6 bytes per element, so 32 lanes cover whole sectors.
 
 // The decay of one column, with its parameters.
 struct DecayColumn {
@@ -40,21 +36,19 @@ struct DecayColumn {
   float bias, rate, bound;
 };
 
-HL_EVERYWHERE int64_t ColumnBlocks(int64_t columns) { return (columns + kColumns - 1) / kColumns; }
-
 // Grid: blocks of columns, first those of the decays, then those of beta x blocks of rows.
 template <typename T>
-__global__ void __launch_bounds__(kThreads) DeltaGatesForwardKernel(DeltaGatesRows<T> args) {
+__global__ void __launch_bounds__(kColumnThreads) DeltaGatesForwardKernel(DeltaGatesRows<T> args) {
   const int64_t decays = args.form.num_decays(), betas = args.form.num_betas;
   const int64_t decay_blocks = ColumnBlocks(decays);
   const bool is_decay = blockIdx.x < decay_blocks;
   const int64_t block = is_decay ? blockIdx.x : blockIdx.x - decay_blocks;
-  const int64_t column = kColumns * block + threadIdx.x % kColumns;
+  const int64_t column = kColumnLanes * block + threadIdx.x % kColumnLanes;
   if (column >= (is_decay ? decays : betas)) return;
   const DecayColumn decay(args.form, column, is_decay);
   const int64_t first = kForwardRows * blockIdx.y;
   const int64_t end = min(args.num_rows, first + kForwardRows);
-  for (int64_t row = first + threadIdx.x / kColumns; row < end; row += kRows) {
+  for (int64_t row = first + threadIdx.x / kColumnLanes; row < end; row += kBlockRows) {
     if (is_decay) {
       const float x = FromStorage(args.x[row * args.x_stride + column]);
       args.log_decay[row * decays + column] = decay.LogDecay(x);
@@ -70,8 +64,8 @@ template <typename T>
 HL_DEVICE void ColumnGradients(const DeltaGatesGradRows<T>& args, int64_t column, bool exists,
                                float (&dbias)[1], float (&da_log)[1]) {
   const DecayColumn decay(args.form, column, exists);
-  const int64_t stride = int64_t{kRows} * gridDim.y, decays = args.form.num_decays();
-  int64_t row = int64_t{kRows} * blockIdx.y + threadIdx.x / kColumns;
+  const int64_t stride = int64_t{kBlockRows} * gridDim.y, decays = args.form.num_decays();
+  int64_t row = int64_t{kBlockRows} * blockIdx.y + threadIdx.x / kColumnLanes;
   for (; exists && row < args.num_rows; row += stride) {
     const float x = FromStorage(args.x[row * args.x_stride + column]);
     const float dx = decay.Gradient(x, args.dlog_decay[row * decays + column], da_log[0]);
@@ -83,9 +77,10 @@ HL_DEVICE void ColumnGradients(const DeltaGatesGradRows<T>& args, int64_t column
 // Computes the gradients of beta's columns in block `block`.
 template <typename T>
 HL_DEVICE void BetaGradients(const DeltaGatesGradRows<T>& args, int64_t block) {
-  const int64_t betas = args.form.num_betas, column = kColumns * block + threadIdx.x % kColumns;
-  const int64_t stride = int64_t{kRows} * gridDim.y;
-  int64_t row = int64_t{kRows} * blockIdx.y + threadIdx.x / kColumns;
+  const int64_t betas = args.form.num_betas,
+                column = kColumnLanes * block + threadIdx.x % kColumnLanes;
+  const int64_t stride = int64_t{kBlockRows} * gridDim.y;
+  int64_t row = int64_t{kBlockRows} * blockIdx.y + threadIdx.x / kColumnLanes;
   for (; column < betas && row < args.num_rows; row += stride) {
     const float s = Sigmoid(FromStorage(args.b[row * args.b_stride + column]));
     const float db = args.dbeta[row * betas + column] * args.form.beta_scale * s * (1.0f - s);
@@ -97,7 +92,7 @@ HL_DEVICE void BetaGradients(const DeltaGatesGradRows<T>& args, int64_t block) {
 // the rows. A block of decays has 32 heads, or with kPerChannel the channels of one head. partials
 // is [gridDim.y, D + num_heads]: dbias, then da_log.
 template <typename T, bool kPerChannel>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kColumnThreads)
     DeltaGatesBackwardKernel(DeltaGatesGradRows<T> args, float* partials) {
   const DeltaGatesForm& form = args.form;
   const int64_t decays = form.num_decays();
@@ -110,25 +105,25 @@ __global__ void __launch_bounds__(kThreads)
   float da_log[1] = {};
   if constexpr (kPerChannel) {
     HL_SHARED(partial, float[kMaxRowWarps]);
-    for (int64_t first = 0; first < form.channels; first += kColumns) {
-      const int64_t channel = first + threadIdx.x % kColumns;
+    for (int64_t first = 0; first < form.channels; first += kColumnLanes) {
+      const int64_t channel = first + threadIdx.x % kColumnLanes;
       const int64_t column = form.channels * blockIdx.x + channel;
       const bool exists = channel < form.channels;
       float dbias[1] = {};
       ColumnGradients(args, column, exists, dbias, da_log);
-      StoreColumnSums<kColumns, kRows>(dbias, mine + column, exists ? 1 : 0);
+      StoreColumnSums(dbias, mine + column, exists ? 1 : 0);
       __syncthreads();  // all threads have read the other sums
     }
-    const float sum = RowSum(da_log[0], kThreads, partial);
+    const float sum = RowSum(da_log[0], kColumnThreads, partial);
     if (threadIdx.x == 0) mine[decays + blockIdx.x] = sum;
   } else {
-    const int64_t column = int64_t{kColumns} * blockIdx.x + threadIdx.x % kColumns;
+    const int64_t column = int64_t{kColumnLanes} * blockIdx.x + threadIdx.x % kColumnLanes;
     const bool exists = column < decays;
     float dbias[1] = {};
     ColumnGradients(args, column, exists, dbias, da_log);
-    StoreColumnSums<kColumns, kRows>(dbias, mine + column, exists ? 1 : 0);
+    StoreColumnSums(dbias, mine + column, exists ? 1 : 0);
     __syncthreads();  // all threads have read the other sums
-    StoreColumnSums<kColumns, kRows>(da_log, mine + decays + column, exists ? 1 : 0);
+    StoreColumnSums(da_log, mine + decays + column, exists ? 1 : 0);
   }
 }
 
@@ -141,13 +136,13 @@ namespace cuda {
 template <typename T>
 void DeltaGatesForward(const DeltaGatesRows<T>& rows, cudaStream_t stream) {
   DeltaGatesRows<T> args = rows;
-  constexpr int64_t kMostRows = 65535 * kForwardRows;
+  constexpr int64_t kMostRows = kMostRowBlocks * kForwardRows;
   const int64_t decays = args.form.num_decays(), betas = args.form.num_betas;
   const auto columns = static_cast<unsigned>(ColumnBlocks(decays) + ColumnBlocks(betas));
   for (int64_t left = args.num_rows; left > 0 && columns > 0; left -= kMostRows) {
     args.num_rows = std::min(left, kMostRows);
     const auto blocks = static_cast<unsigned>((args.num_rows + kForwardRows - 1) / kForwardRows);
-    Launch({dim3(columns, blocks), dim3(kThreads), 0, "delta gates"}, stream,
+    Launch({dim3(columns, blocks), dim3(kColumnThreads), 0, "delta gates"}, stream,
            DeltaGatesForwardKernel<T>, args);
     args.x += args.num_rows * args.x_stride, args.b += args.num_rows * args.b_stride;
     args.log_decay += args.num_rows * decays, args.beta += args.num_rows * betas;
@@ -165,8 +160,8 @@ void DeltaGatesBackward(const DeltaGatesGradRows<T>& args, const DeltaGatesSums&
   if (count > 0 && columns > 0) {
     const auto kernel =
         per_channel ? DeltaGatesBackwardKernel<T, true> : DeltaGatesBackwardKernel<T, false>;
-    Launch({dim3(static_cast<unsigned>(columns), static_cast<unsigned>(count)), dim3(kThreads), 0,
-            "delta gates' gradient"},
+    Launch({dim3(static_cast<unsigned>(columns), static_cast<unsigned>(count)),
+            dim3(kColumnThreads), 0, "delta gates' gradient"},
            stream, kernel, args, workspace);
   }
   if (decays == 0) return;

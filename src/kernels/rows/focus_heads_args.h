@@ -2,7 +2,7 @@
 // their pool (kernels/focus_pool), shared by their LibTorch side, CPU loops and CUDA kernels.
 //
 // Before the pool, with k = x or x times, f the direction of a token or a head, and ^ denoting
-// optional standardization (kernels/rows/real_norm_args.h):
+// optional standardization (kernels/rows/layer_norm_args.h):
 //
 //   l = scale dot(f^, k^),   log_weight = l, or ln(elu(l) + 1),   payload = k^, v^, or k^ and v^
 //
@@ -21,7 +21,7 @@
 
 #include "core/bfloat16.h"
 #include "kernels/common/host_device.h"
-#include "kernels/rows/real_norm_args.h"
+#include "kernels/rows/layer_norm_args.h"
 
 struct CUstream_st;
 using cudaStream_t = CUstream_st*;

@@ -9,20 +9,6 @@ using namespace rows;
 
 static_assert(2 * kLayerNormParts <= cuda::kSumPlaces);
 
-// The work of a thread: packs of its row that start at `column`, + lanes packs, ... `once`: it has
-// at most one pack, whose gradients of gamma and beta stay in registers.
-template <typename T>
-struct Place {
-  HL_DEVICE Place(const Schedule& schedule, int64_t dim_in)
-      : group(static_cast<int>(threadIdx.x) / schedule.lanes),
-        column(static_cast<int>(threadIdx.x) % schedule.lanes * kPack<T>),
-        dim(static_cast<int>(dim_in)),
-        step(schedule.lanes * kPack<T>),
-        once(step >= dim) {}
-  int group, column, dim, step;
-  bool once;
-};
-
 // Grid: blocks of rows x parts. Makes three passes over a row, which stays in the L1 cache: mean,
 // deviation, output.
 template <typename T>
@@ -30,8 +16,8 @@ __global__ void __launch_bounds__(kRowThreads)
     LayerNormForwardKernel(LayerNormArgs<T> args, Schedule schedule) {
   HL_SHARED(partial, float[2][kMaxRowWarps]);
   const LayerNormPart<T> part = args.parts[blockIdx.y];
-  const Place<T> place(schedule, args.dim);
-  const int64_t row = int64_t{1} * blockIdx.x * schedule.rows_per_block + place.group;
+  const RowPlace<T> place(schedule, args.dim);
+  const int64_t row = place.row(schedule);
   const bool valid = row < args.num_rows;
   const T* const x_row = part.x + part.place.of(row, args.dim);
   const auto width = static_cast<float>(place.dim);
@@ -88,7 +74,7 @@ HL_DEVICE void LoadTerms(const LayerNormGradPart<T>& part, int64_t row, int c, i
 // Stores a block's sums over rows for gamma, [dim], then for beta, for threads that have one pack
 // each, through `columns`. All threads of the block must take part.
 template <typename T>
-HL_DEVICE void StoreSums(const Place<T>& place, const Schedule& schedule,
+HL_DEVICE void StoreSums(const RowPlace<T>& place, const Schedule& schedule,
                          const float (&of_gamma)[kPack<T>], const float (&of_beta)[kPack<T>],
                          float* columns, float* mine) {
   for (int which = 0; which < 2; ++which) {
@@ -117,7 +103,7 @@ __global__ void __launch_bounds__(kRowThreads, 1)
   HL_SHARED(partial, float[2][kMaxRowWarps]);  // each one is read before the barrier of the other
   HL_SHARED(columns, float[kRowThreads * kPack<T>]);
   const LayerNormGradPart<T> part = args.parts[blockIdx.y];
-  const Place<T> place(schedule, args.dim);
+  const RowPlace<T> place(schedule, args.dim);
   const auto width = static_cast<float>(place.dim);
   float* const mine =
       partials + (int64_t{1} * blockIdx.x * args.num_parts + blockIdx.y) * 2 * args.dim;
@@ -181,11 +167,81 @@ bool IsAligned(const LayerNormGradArgs<T>& args) {
   return aligned;
 }
 
+// The work of a thread: packs of its row that start at `column`, + step, ...
 template <typename T>
-RowShape ShapeOf(int64_t dim) {
-  constexpr int64_t kMaxDim = int64_t{1} << 30;  // columns are counted in 32 bits
-  HL_CHECK(dim <= kMaxDim, "layer norm over ", dim, " channels. Use at most ", kMaxDim, ".");
-  return RowShapeOf<T>(dim);
+struct Place {
+  HL_DEVICE Place(const Schedule& schedule, int64_t dim_in, int64_t num_rows)
+      : row(int64_t{1} * blockIdx.x * schedule.rows_per_block +
+            static_cast<int>(threadIdx.x) / schedule.lanes),
+        valid(row < num_rows),
+        column(static_cast<int>(threadIdx.x) % schedule.lanes * kPack<T>),
+        dim(static_cast<int>(dim_in)),
+        step(schedule.lanes * kPack<T>) {}
+  int64_t row;
+  bool valid;
+  int column, dim, step;
+};
+
+// Grid: blocks of rows. Makes three passes over a row, which stays in the L1 cache: mean,
+// deviation, output.
+template <typename T>
+__global__ void __launch_bounds__(kRowThreads)
+    RealNormForwardKernel(RealNormRows<T> args, Schedule schedule) {
+  HL_SHARED(partial, float[2][kMaxRowWarps]);
+  const Place<T> place(schedule, args.dim, args.num_rows);
+  const T* const x_row = args.x + place.row * args.dim;
+  float x[kPack<T>];
+  float sum = 0, squares = 0;
+  for (int c = place.column; place.valid && c < place.dim; c += place.step) {
+    Load(x_row + c, place.dim - c, schedule.aligned, x);
+#pragma unroll
+    for (int i = 0; i < kPack<T>; ++i) sum += x[i];  // zeros past the end
+  }
+  const float mean = RowSum(sum, schedule.lanes, partial[0]) / static_cast<float>(place.dim);
+  for (int c = place.column; place.valid && c < place.dim; c += place.step) {
+    Load(x_row + c, place.dim - c, schedule.aligned, x);
+#pragma unroll
+    for (int i = 0; i < kPack<T>; ++i)
+      if (c + i < place.dim) squares += (x[i] - mean) * (x[i] - mean);
+  }
+  squares = RowSum(squares, schedule.lanes, partial[1]);
+  if (!place.valid) return;
+  const RealNormScale scale = RealNormScale::Of(squares, args.dim, args.eps);
+  if (place.column == 0) args.factor[place.row] = scale.factor, args.slope[place.row] = scale.slope;
+  for (int c = place.column; c < place.dim; c += place.step) {
+    Load(x_row + c, place.dim - c, schedule.aligned, x);
+#pragma unroll
+    for (int i = 0; i < kPack<T>; ++i) x[i] = (x[i] - mean) * scale.factor;
+    StoreFloats(args.out + place.row * args.dim + c, place.dim - c, schedule.aligned, x);
+  }
+}
+
+// Grid: blocks of rows. Makes two passes over a row: its sums, then dx.
+template <typename T>
+__global__ void __launch_bounds__(kRowThreads)
+    RealNormBackwardKernel(RealNormGradRows<T> args, Schedule schedule) {
+  HL_SHARED(partial, float[2][kMaxRowWarps]);
+  const Place<T> place(schedule, args.dim, args.num_rows);
+  const int64_t begin = place.row * args.dim;
+  float y[kPack<T>], dy[kPack<T>];
+  float sum = 0, dot = 0;
+  for (int c = place.column; place.valid && c < place.dim; c += place.step) {
+    LoadFloats(args.out + begin + c, place.dim - c, schedule.aligned, y);
+    LoadFloats(args.dout + begin + c, place.dim - c, schedule.aligned, dy);
+#pragma unroll
+    for (int i = 0; i < kPack<T>; ++i) sum += dy[i], dot += dy[i] * y[i];
+  }
+  const float mean = RowSum(sum, schedule.lanes, partial[0]) / static_cast<float>(place.dim);
+  dot = RowSum(dot, schedule.lanes, partial[1]);
+  if (!place.valid) return;
+  const float factor = args.factor[place.row], along = dot * args.slope[place.row];
+  for (int c = place.column; c < place.dim; c += place.step) {
+    LoadFloats(args.out + begin + c, place.dim - c, schedule.aligned, y);
+    LoadFloats(args.dout + begin + c, place.dim - c, schedule.aligned, dy);
+#pragma unroll
+    for (int i = 0; i < kPack<T>; ++i) dy[i] = factor * (dy[i] - mean - y[i] * along);
+    Store(args.dx + begin + c, place.dim - c, schedule.aligned, dy);
+  }
 }
 
 }  // namespace
@@ -194,19 +250,15 @@ namespace cuda {
 
 template <typename T>
 void LayerNormForward(const LayerNormArgs<T>& args, cudaStream_t stream) {
-  if (args.num_rows == 0 || args.dim == 0 || args.num_parts == 0) return;
-  const RowShape shape = ShapeOf<T>(args.dim);
-  const int64_t blocks = (args.num_rows + shape.rows_per_block - 1) / shape.rows_per_block;
-  Launch({dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(args.num_parts)),
-          dim3(shape.threads()), 0, "layer norm"},
-         stream, LayerNormForwardKernel<T>, args,
-         Schedule{shape.lanes, shape.rows_per_block, IsAligned(args)});
+  LaunchRows<T>("layer norm", LayerNormForwardKernel<T>, args, args.num_parts, IsAligned(args),
+                stream);
 }
 
 template <typename T>
 void LayerNormBackward(const LayerNormGradArgs<T>& args, float* partials, cudaStream_t stream) {
   if (args.dim == 0 || args.num_parts == 0) return;
-  const RowShape shape = ShapeOf<T>(args.dim);
+  CheckRowDim("layer norm", args.dim);
+  const RowShape shape = RowShapeOf<T>(args.dim);
   const int64_t blocks = std::min(
       cuda::kLayerNormMaxBlocks, (args.num_rows + shape.rows_per_block - 1) / shape.rows_per_block);
   if (blocks > 0)
@@ -223,10 +275,25 @@ void LayerNormBackward(const LayerNormGradArgs<T>& args, float* partials, cudaSt
   cuda::SumPartials(partials, blocks, sums, stream);
 }
 
+template <typename T>
+void RealNormForward(const RealNormRows<T>& args, cudaStream_t stream) {
+  LaunchRows<T>("standardising", RealNormForwardKernel<T>, args, 1,
+                Aligned16<T>(args.dim, args.x, args.out), stream);
+}
+template <typename T>
+void RealNormBackward(const RealNormGradRows<T>& args, cudaStream_t stream) {
+  LaunchRows<T>("standardising's gradient", RealNormBackwardKernel<T>, args, 1,
+                Aligned16<T>(args.dim, args.out, args.dout, args.dx), stream);
+}
+
 template void LayerNormForward(const LayerNormArgs<float>&, cudaStream_t);
 template void LayerNormForward(const LayerNormArgs<Bf16>&, cudaStream_t);
 template void LayerNormBackward(const LayerNormGradArgs<float>&, float*, cudaStream_t);
 template void LayerNormBackward(const LayerNormGradArgs<Bf16>&, float*, cudaStream_t);
+template void RealNormForward(const RealNormRows<float>&, cudaStream_t);
+template void RealNormForward(const RealNormRows<Bf16>&, cudaStream_t);
+template void RealNormBackward(const RealNormGradRows<float>&, cudaStream_t);
+template void RealNormBackward(const RealNormGradRows<Bf16>&, cudaStream_t);
 
 }  // namespace cuda
 }  // namespace halflife::kernels

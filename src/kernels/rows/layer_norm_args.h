@@ -1,4 +1,7 @@
-// Arguments of the layer norm, shared by its LibTorch side, CPU loops and CUDA kernels.
+// Arguments of the layer norm and of standardization, shared by their LibTorch side, CPU loops and
+// CUDA kernels. C++17 without LibTorch, because CUDA sources include it.
+//
+// The layer norm:
 //
 //   y = n gamma + beta,   n = (x - mean) f,   f = 1 / sqrt(mean((x - mean)^2) + eps)
 //   dx = f (m - mean(m) - n mean(m n)),   m = dout gamma
@@ -7,10 +10,11 @@
 // One pass handles several matrices of the same size. Rows of out, dout, mean and f are contiguous.
 // Those of x and dx may be columns of a wider matrix: groups of `rows` rows (the heads of a token)
 // are contiguous, and the groups begin `stride` elements apart. T is float or Bf16; arithmetic and
-// parameters are fp32. C++17 without LibTorch, because CUDA sources include it.
+// parameters are fp32.
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "core/bfloat16.h"
@@ -70,6 +74,47 @@ struct LayerNormGradArgs {
   int64_t num_rows = 0, dim = 0;
 };
 
+// The standardization of rows:
+//
+//   y = c f,   c = x - mean(x),   f = 1 / (s + eps),   s = sqrt(sum(c^2) / (dim - 1))
+//   dx = f (dy - mean(dy) - y g dot(dy, y)),   g = (s + eps) / (s (dim - 1))
+//
+// A constant row has s = 0: then f = 1 / eps, or 0 without an eps, and g = 0 (specification
+// leap_fastformer 1.4). Rows are contiguous. T is float or Bf16, the type of x only; arithmetic and
+// y are fp32.
+template <typename T>
+struct RealNormRows {
+  const T* x = nullptr;           // [rows, dim]
+  float* out = nullptr;           // [rows, dim], y
+  float* factor = nullptr;        // [rows], f
+  float* slope = nullptr;         // [rows], g
+  int64_t num_rows = 0, dim = 0;  // dim >= 2
+  float eps = 0;
+};
+
+template <typename T>
+struct RealNormGradRows {
+  const float* out = nullptr;     // [rows, dim], y
+  const float* factor = nullptr;  // [rows]
+  const float* slope = nullptr;   // [rows]
+  const float* dout = nullptr;    // [rows, dim]
+  T* dx = nullptr;                // [rows, dim]
+  int64_t num_rows = 0, dim = 0;
+};
+
+// f and g of a row.
+struct RealNormScale {
+  float factor, slope;
+
+  // Returns f and g of a row whose c^2 add up to `squares`.
+  HL_EVERYWHERE static RealNormScale Of(float squares, int64_t dim, float eps) {
+    const auto free = static_cast<float>(dim - 1);
+    const float deviation = sqrtf(squares / free);
+    if (deviation == 0) return {eps > 0 ? 1 / eps : 0.0f, 0.0f};
+    return {1 / (deviation + eps), (deviation + eps) / (deviation * free)};
+  }
+};
+
 namespace cpu {
 // Processes rows [begin, end) of every part.
 template <typename T>
@@ -78,6 +123,12 @@ void LayerNormForward(const LayerNormArgs<T>& args, int64_t begin, int64_t end);
 // dim].
 template <typename T>
 void LayerNormBackward(const LayerNormGradArgs<T>& args, int64_t begin, int64_t end, float* sums);
+
+// Processes rows [begin, end).
+template <typename T>
+void RealNormForward(const RealNormRows<T>& rows, int64_t begin, int64_t end);
+template <typename T>
+void RealNormBackward(const RealNormGradRows<T>& rows, int64_t begin, int64_t end);
 }  // namespace cpu
 
 namespace cuda {
@@ -92,6 +143,11 @@ void LayerNormForward(const LayerNormArgs<T>& args, cudaStream_t stream);
 // `partials` holds LayerNormPartials(num_rows) num_parts 2 dim floats.
 template <typename T>
 void LayerNormBackward(const LayerNormGradArgs<T>& args, float* partials, cudaStream_t stream);
+
+template <typename T>
+void RealNormForward(const RealNormRows<T>& rows, cudaStream_t stream);
+template <typename T>
+void RealNormBackward(const RealNormGradRows<T>& rows, cudaStream_t stream);
 }  // namespace cuda
 
 }  // namespace halflife::kernels

@@ -7,21 +7,6 @@ namespace {
 
 using namespace rows;
 
-// The work of a thread: packs of its row that start at `column`, + lanes packs, ... `once`: it has
-// at most one pack, which stays in registers between the passes over the row.
-template <typename T>
-struct Place {
-  HL_DEVICE Place(const Schedule& schedule, int64_t dim_in)
-      : lanes(schedule.lanes),
-        group(static_cast<int>(threadIdx.x) / schedule.lanes),
-        column(static_cast<int>(threadIdx.x) % schedule.lanes * kPack<T>),
-        dim(static_cast<int>(dim_in)),
-        step(schedule.lanes * kPack<T>),
-        once(step >= dim) {}
-  int lanes, group, column, dim, step;
-  bool once;
-};
-
 // Loads x, or the sum of x and residual as it is stored.
 template <typename T>
 HL_DEVICE void LoadInput(const NormRows<T>& args, int64_t at, int count, bool aligned,
@@ -40,8 +25,8 @@ template <typename T>
 __global__ void __launch_bounds__(kRowThreads)
     NormForwardKernel(NormRows<T> args, Schedule schedule) {
   HL_SHARED(partial, float[kMaxRowWarps]);
-  const Place<T> place(schedule, args.dim);
-  const int64_t row = int64_t{1} * blockIdx.x * schedule.rows_per_block + place.group;
+  const RowPlace<T> place(schedule, args.dim);
+  const int64_t row = place.row(schedule);
   const bool valid = row < args.num_rows;
   const int64_t begin = row * args.dim;
   float x[kPack<T>];
@@ -51,7 +36,7 @@ __global__ void __launch_bounds__(kRowThreads)
 #pragma unroll
     for (int i = 0; i < kPack<T>; ++i) squares += x[i] * x[i];
   }
-  squares = RowSum(squares, place.lanes, partial);
+  squares = RowSum(squares, schedule.lanes, partial);
   if (!valid) return;
   const float inverse_rms = 1.0f / sqrtf(squares / static_cast<float>(place.dim) + args.eps);
   if (place.column == 0) args.inverse_rms[row] = inverse_rms;
@@ -359,11 +344,6 @@ __global__ void __launch_bounds__(kRowThreads, kSilu ? 0 : 1)
   }
 }
 
-void CheckDim(int64_t dim) {
-  constexpr int64_t kMaxDim = int64_t{1} << 30;  // columns are counted in 32 bits
-  HL_CHECK(dim <= kMaxDim, "RMS norm over ", dim, " channels. Use at most ", kMaxDim, ".");
-}
-
 // Launches the kernel for rows that fit in registers. Returns its number of blocks.
 template <typename T, int kPacks>
 int64_t LaunchGradient(const NormGradRows<T>& args, const GradSchedule& schedule, float* partials,
@@ -395,28 +375,106 @@ int64_t LaunchWideGradient(const NormGradRows<T>& args, bool aligned, float* par
   return blocks;
 }
 
+// The work of a thread: packs of its row that start at `column`, + step, ... `once`: it has at most
+// one pack, which stays in registers between the passes over the row.
+template <typename T>
+struct Place {
+  HL_DEVICE Place(const Schedule& schedule, int64_t dim_in, int64_t num_rows)
+      : row(int64_t{1} * blockIdx.x * schedule.rows_per_block +
+            static_cast<int>(threadIdx.x) / schedule.lanes),
+        valid(row < num_rows),
+        column(static_cast<int>(threadIdx.x) % schedule.lanes * kPack<T>),
+        dim(static_cast<int>(dim_in)),
+        step(schedule.lanes * kPack<T>),
+        once(step >= dim) {}
+  int64_t row;
+  bool valid;
+  int column, dim, step;
+  bool once;
+};
+
+// Returns the part of the block. Not by a variable index, which would place the array in local
+// memory.
+template <typename Args>
+HL_DEVICE auto PartOfBlock(const Args& args) {
+  static_assert(kUnitNormParts == 2);
+  return blockIdx.y == 0 ? args.parts[0] : args.parts[1];
+}
+
+// Grid: blocks of rows x parts. Makes two passes over a row: its squares, then the output.
+template <typename T>
+__global__ void __launch_bounds__(kRowThreads)
+    UnitNormForwardKernel(UnitNormArgs<T> args, Schedule schedule) {
+  HL_SHARED(partial, float[kMaxRowWarps]);
+  const Place<T> place(schedule, args.dim, args.num_rows);
+  const auto part = PartOfBlock(args);
+  const int64_t begin = place.row * args.dim;
+  float x[kPack<T>];
+  float squares = 0;
+  for (int c = place.column; place.valid && c < place.dim; c += place.step) {
+    Load(part.x + begin + c, place.dim - c, schedule.aligned, x);
+#pragma unroll
+    for (int i = 0; i < kPack<T>; ++i) squares += x[i] * x[i];  // zeros past the end
+  }
+  squares = RowSum(squares, schedule.lanes, partial);
+  if (!place.valid) return;
+  const float factor = 1.0f / sqrtf(squares + args.eps);
+  if (place.column == 0) part.factor[place.row] = factor;
+  for (int c = place.column; c < place.dim; c += place.step) {
+    if (!place.once) Load(part.x + begin + c, place.dim - c, schedule.aligned, x);
+#pragma unroll
+    for (int i = 0; i < kPack<T>; ++i) x[i] *= factor;
+    Store(part.out + begin + c, place.dim - c, schedule.aligned, x);
+  }
+}
+
+// Grid: blocks of rows x parts. Makes two passes over a row: its dot product, then dx.
+template <typename T>
+__global__ void __launch_bounds__(kRowThreads)
+    UnitNormBackwardKernel(UnitNormGradArgs<T> args, Schedule schedule) {
+  HL_SHARED(partial, float[kMaxRowWarps]);
+  const Place<T> place(schedule, args.dim, args.num_rows);
+  const auto part = PartOfBlock(args);
+  const int64_t begin = place.row * args.dim;
+  float y[kPack<T>], dy[kPack<T>];
+  float dot = 0;
+  for (int c = place.column; place.valid && c < place.dim; c += place.step) {
+    Load(part.out + begin + c, place.dim - c, schedule.aligned, y);
+    Load(part.dout + begin + c, place.dim - c, schedule.aligned, dy);
+#pragma unroll
+    for (int i = 0; i < kPack<T>; ++i) dot += dy[i] * y[i];
+  }
+  dot = RowSum(dot, schedule.lanes, partial);
+  if (!place.valid) return;
+  const float factor = part.factor[place.row];
+  for (int c = place.column; c < place.dim; c += place.step) {
+    if (!place.once) {
+      Load(part.out + begin + c, place.dim - c, schedule.aligned, y);
+      Load(part.dout + begin + c, place.dim - c, schedule.aligned, dy);
+    }
+#pragma unroll
+    for (int i = 0; i < kPack<T>; ++i) dy[i] = factor * (dy[i] - y[i] * dot);
+    Store(part.dx + begin + c, place.dim - c, schedule.aligned, dy);
+  }
+}
+
 }  // namespace
 
 namespace cuda {
 
 template <typename T>
 void NormForward(const NormRows<T>& args, cudaStream_t stream) {
-  if (args.num_rows == 0 || args.dim == 0) return;
-  CheckDim(args.dim);
-  const RowShape shape = RowShapeOf<T>(args.dim);
   const bool aligned =
       args.gate_place.gate_stride % kPack<T> == 0 &&
       Aligned16<T>(args.dim, args.x, args.residual, args.gate, args.weight, args.sum, args.out);
-  const int64_t blocks = (args.num_rows + shape.rows_per_block - 1) / shape.rows_per_block;
-  Launch({dim3(static_cast<unsigned>(blocks)), dim3(shape.threads()), 0, "RMS norm"}, stream,
-         NormForwardKernel<T>, args, Schedule{shape.lanes, shape.rows_per_block, aligned});
+  LaunchRows<T>("RMS norm", NormForwardKernel<T>, args, 1, aligned, stream);
 }
 
 template <typename T>
 void NormBackward(const NormGradRows<T>& args, float* dweight, bool added, float* workspace,
                   cudaStream_t stream) {
   if (args.dim == 0) return;
-  CheckDim(args.dim);
+  CheckRowDim("RMS norm", args.dim);
   const bool aligned = args.gate_place.gate_stride % kPack<T> == 0 &&
                        args.dgate_place.gate_stride % kPack<T> == 0 &&
                        Aligned16<T>(args.dim, args.x, args.gate, args.weight, args.dout, args.dsum,
@@ -434,10 +492,30 @@ void NormBackward(const NormGradRows<T>& args, float* dweight, bool added, float
   cuda::SumPartials(workspace, blocks, args.dim, dweight, stream, added);
 }
 
+template <typename T>
+void UnitNormForward(const UnitNormArgs<T>& args, cudaStream_t stream) {
+  bool aligned = true;
+  for (const UnitNormPart<T>& part : args.parts)
+    aligned = aligned && Aligned16<T>(args.dim, part.x, part.out);
+  LaunchRows<T>("unit norm", UnitNormForwardKernel<T>, args, args.num_parts, aligned, stream);
+}
+template <typename T>
+void UnitNormBackward(const UnitNormGradArgs<T>& args, cudaStream_t stream) {
+  bool aligned = true;
+  for (const UnitNormGradPart<T>& part : args.parts)
+    aligned = aligned && Aligned16<T>(args.dim, part.out, part.dout, part.dx);
+  LaunchRows<T>("unit norm's gradient", UnitNormBackwardKernel<T>, args, args.num_parts, aligned,
+                stream);
+}
+
 template void NormForward(const NormRows<float>&, cudaStream_t);
 template void NormForward(const NormRows<Bf16>&, cudaStream_t);
 template void NormBackward(const NormGradRows<float>&, float*, bool, float*, cudaStream_t);
 template void NormBackward(const NormGradRows<Bf16>&, float*, bool, float*, cudaStream_t);
+template void UnitNormForward(const UnitNormArgs<float>&, cudaStream_t);
+template void UnitNormForward(const UnitNormArgs<Bf16>&, cudaStream_t);
+template void UnitNormBackward(const UnitNormGradArgs<float>&, cudaStream_t);
+template void UnitNormBackward(const UnitNormGradArgs<Bf16>&, cudaStream_t);
 
 }  // namespace cuda
 }  // namespace halflife::kernels

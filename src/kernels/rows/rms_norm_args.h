@@ -1,4 +1,7 @@
-// Arguments of the root-mean-square norm, shared by its LibTorch side, CPU loops and CUDA kernels.
+// Arguments of the root-mean-square norm and of the scaling to norm 1, shared by their LibTorch
+// side, CPU loops and CUDA kernels. C++17 without LibTorch, because CUDA sources include it.
+//
+// The root-mean-square norm:
 //
 //   out = n weight f(gate),   n = x / rms(x),   rms(x) = sqrt(mean(x^2) + eps)
 //   dx = (m weight - n mean(m weight n)) / rms,   dweight = sum of m n over rows,
@@ -8,8 +11,7 @@
 //
 // Rows are contiguous, except those of the gate and of its gradient, which may be columns of a
 // wider matrix: groups of `gate_rows` rows (the heads of a token) are contiguous, and consecutive
-// groups begin `gate_stride` elements apart. T is float or Bf16; arithmetic is fp32. C++17 without
-// LibTorch, because CUDA sources include it.
+// groups begin `gate_stride` elements apart. T is float or Bf16; arithmetic is fp32.
 #pragma once
 
 #include <algorithm>
@@ -74,6 +76,44 @@ struct NormGradRows {
   int64_t num_rows = 0, dim = 0;
 };
 
+// The scaling of rows to Euclidean norm 1:
+//
+//   y = f x,   f = 1 / sqrt(sum(x^2) + eps)
+//   dx = f (dy - y dot(dy, y))
+//
+// One pass handles several matrices of the same size, such as queries and keys. Rows are
+// contiguous. T is float or Bf16; arithmetic is fp32.
+
+constexpr int kUnitNormParts = 2;  // maximum parts of a pass
+
+template <typename T>
+struct UnitNormPart {
+  const T* x = nullptr;     // [rows, dim]
+  T* out = nullptr;         // [rows, dim]
+  float* factor = nullptr;  // [rows], f
+};
+template <typename T>
+struct UnitNormArgs {
+  UnitNormPart<T> parts[kUnitNormParts];
+  int num_parts = 0;
+  int64_t num_rows = 0, dim = 0;
+  float eps = 0;
+};
+
+template <typename T>
+struct UnitNormGradPart {
+  const T* out = nullptr;         // [rows, dim], y
+  const float* factor = nullptr;  // [rows]
+  const T* dout = nullptr;        // [rows, dim]
+  T* dx = nullptr;                // [rows, dim]
+};
+template <typename T>
+struct UnitNormGradArgs {
+  UnitNormGradPart<T> parts[kUnitNormParts];
+  int num_parts = 0;
+  int64_t num_rows = 0, dim = 0;
+};
+
 namespace cpu {
 // Processes rows [begin, end).
 template <typename T>
@@ -83,6 +123,12 @@ void NormForward(const NormRows<T>& rows, int64_t begin, int64_t end);
 template <typename T>
 void NormBackward(const NormGradRows<T>& rows, int64_t begin, int64_t end, float* dweight,
                   float* scratch);
+
+// Processes rows [begin, end) of every part.
+template <typename T>
+void UnitNormForward(const UnitNormArgs<T>& args, int64_t begin, int64_t end);
+template <typename T>
+void UnitNormBackward(const UnitNormGradArgs<T>& args, int64_t begin, int64_t end);
 }  // namespace cpu
 
 namespace cuda {
@@ -99,6 +145,11 @@ void NormForward(const NormRows<T>& rows, cudaStream_t stream);
 template <typename T>
 void NormBackward(const NormGradRows<T>& rows, float* dweight, bool added, float* workspace,
                   cudaStream_t stream);
+
+template <typename T>
+void UnitNormForward(const UnitNormArgs<T>& args, cudaStream_t stream);
+template <typename T>
+void UnitNormBackward(const UnitNormGradArgs<T>& args, cudaStream_t stream);
 }  // namespace cuda
 
 }  // namespace halflife::kernels

@@ -18,8 +18,7 @@
 
 #include "core/error.h"
 #include "kernels/common/sum_partials.h"
-#include "kernels/rows/decay_gate_args.h"
-#include "kernels/rows/learned_decay_args.h"
+#include "kernels/rows/decay_gates_args.h"
 #include "ops/torch/autograd.h"
 #include "ops/torch/dispatch.h"
 #include "ops/torch/gradient_sink.h"

@@ -1,6 +1,6 @@
 // The operations of focus mixers on the heads of a token before and after their pool
 // (kernels/focus_pool), in one pass before it and one after it. Before: standardization of heads
-// (kernels/rows/real_norm_args.h), log weights as dot products with a direction, and the pooled
+// (kernels/rows/layer_norm_args.h), log weights as dot products with a direction, and the pooled
 // rows. After: the gate on the pooled output.
 //
 //   const double scale = c / static_cast<double>(n);

@@ -18,7 +18,6 @@
 #include "core/error.h"
 #include "kernels/common/sum_partials.h"
 #include "kernels/rows/layer_norm_args.h"
-#include "kernels/rows/real_norm_args.h"
 #include "ops/torch/autograd.h"
 #include "ops/torch/dispatch.h"
 #include "ops/torch/gradient_sink.h"

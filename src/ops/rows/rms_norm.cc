@@ -15,7 +15,6 @@
 #include "core/error.h"
 #include "kernels/common/sum_partials.h"
 #include "kernels/rows/rms_norm_args.h"
-#include "kernels/rows/unit_norm_args.h"
 #include "ops/torch/autograd.h"
 #include "ops/torch/dispatch.h"
 #include "ops/torch/gradient_sink.h"

@@ -10,8 +10,7 @@
 
 #include "core/error.h"
 #include "kernels/common/sum_partials.h"
-#include "kernels/rows/skip_gate_args.h"
-#include "kernels/rows/step_gate_args.h"
+#include "kernels/rows/state_space_gates_args.h"
 #include "ops/torch/autograd.h"
 #include "ops/torch/dispatch.h"
 #include "ops/torch/gradient_sink.h"

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/common/cuda/device.h"
-#include "kernels/rows/decay_gate_args.h"
+#include "kernels/rows/decay_gates_args.h"
 
 namespace halflife::kernels::rows {
 

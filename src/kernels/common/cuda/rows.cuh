@@ -15,6 +15,8 @@
 
 #include "core/bfloat16.h"
 #include "kernels/common/cuda/device.h"
+#include "kernels/common/host_device.h"
+#include "kernels/common/sum_partials.h"
 
 namespace halflife::kernels::rows {
 
@@ -132,7 +134,7 @@ HL_DEVICE void StoreFloats(float* to, int count, bool aligned, const float (&x)[
 // 1 / (1 + e^-x) to a few ulp; 0 and 1 at the infinities.
 HL_DEVICE float Sigmoid(float x) { return __fdividef(1.0f, 1.0f + expf(-x)); }
 
-// ---- sums over the threads of a row ----
+// ---- the threads of a row ----
 
 constexpr int kRowThreads = 512;    // maximum for a block with one row
 constexpr int kGroupThreads = 128;  // for a block with several rows
@@ -162,6 +164,43 @@ struct Schedule {
   bool aligned;  // true: every row allows 16-byte accesses
 };
 
+// The work of a thread on a row: packs that start at `column`, + step, ...
+template <typename T>
+struct RowPlace {
+  HL_DEVICE RowPlace(const Schedule& schedule, int64_t dim_in)
+      : group(static_cast<int>(threadIdx.x) / schedule.lanes),
+        column(static_cast<int>(threadIdx.x) % schedule.lanes * kPack<T>),
+        dim(static_cast<int>(dim_in)),
+        step(schedule.lanes * kPack<T>),
+        once(step >= dim) {}
+  // In a grid of one block per `rows_per_block` rows.
+  HL_DEVICE int64_t row(const Schedule& schedule) const {
+    return int64_t{1} * blockIdx.x * schedule.rows_per_block + group;
+  }
+  int group;  // number of the thread's row in the block
+  int column, dim, step;
+  bool once;  // true: at most one pack, which can stay in registers between passes over the row
+};
+
+// Columns are counted in 32 bits.
+inline void CheckRowDim(const char* name, int64_t dim) {
+  constexpr int64_t kMaxDim = int64_t{1} << 30;
+  HL_CHECK(dim <= kMaxDim, name, " over ", dim, " channels. Use at most ", kMaxDim, ".");
+}
+
+// Launches a kernel with one block per rows_per_block rows, for each of num_parts parts.
+template <typename T, typename Args>
+void LaunchRows(const char* name, void (*kernel)(Args, Schedule), const Args& args, int num_parts,
+                bool aligned, cudaStream_t stream) {
+  if (args.num_rows == 0 || args.dim == 0 || num_parts == 0) return;
+  CheckRowDim(name, args.dim);
+  const RowShape shape = RowShapeOf<T>(args.dim);
+  const int64_t blocks = (args.num_rows + shape.rows_per_block - 1) / shape.rows_per_block;
+  Launch({dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(num_parts)),
+          dim3(shape.threads()), 0, name},
+         stream, kernel, args, Schedule{shape.lanes, shape.rows_per_block, aligned});
+}
+
 // Returns the sum of x over the threads of each row, with the same bits in all of them. All threads
 // of the block must take part. `partial` is in shared memory and may be reused after a barrier.
 HL_DEVICE float RowSum(float x, int lanes, float (&partial)[kMaxRowWarps]) {
@@ -178,20 +217,49 @@ HL_DEVICE float RowSum(float x, int lanes, float (&partial)[kMaxRowWarps]) {
   return sum;
 }
 
-// For a block of kRows rows of kColumns threads: adds up the columns of its rows in order; the
-// first row stores the sums. Only `count` of a thread's kWidth columns exist. A barrier is required
-// between two calls.
-template <int kColumns, int kRows, int kWidth>
+// ---- blocks of columns ----
+
+// Kernels that keep the parameters of their columns in registers have blocks of 32 columns, or
+// packs of adjacent columns, x 8 rows. In a forward, a thread loads the parameters once for 4 rows.
+constexpr int kColumnLanes = 32, kBlockRows = static_cast<int>(cuda::kPartialRows);
+constexpr int kColumnThreads = kColumnLanes * kBlockRows;
+constexpr int64_t kForwardRows = 4 * kBlockRows;  // rows of a block
+constexpr int64_t kMostRowBlocks = 65535;         // limit of a grid's second dimension
+
+// The number of blocks of columns if a thread has `width` of them.
+HL_EVERYWHERE constexpr int64_t ColumnBlocks(int64_t num_columns, int width = 1) {
+  const int64_t of_block = int64_t{kColumnLanes} * width;
+  return (num_columns + of_block - 1) / of_block;
+}
+
+// The work of a thread in block `block` of the columns: its first column, how many columns of its
+// pack exist, and its row in the block.
+template <typename T>
+struct ColumnPlace {
+  HL_DEVICE ColumnPlace(int64_t block, int64_t num_columns)
+      : column((kColumnLanes * block + threadIdx.x % kColumnLanes) * kPack<T>),
+        count(static_cast<int>(min(max(num_columns - column, int64_t{0}), int64_t{kPack<T>}))),
+        row(static_cast<int>(threadIdx.x) / kColumnLanes) {}
+  // For blocks that stride over the rows.
+  HL_DEVICE int64_t first_row() const { return int64_t{kBlockRows} * blockIdx.y + row; }
+  HL_DEVICE static int64_t row_stride() { return int64_t{kBlockRows} * gridDim.y; }
+  int64_t column;
+  int count, row;
+};
+
+// Adds up the columns of the rows of a block in order; the threads of the first row store the sums.
+// Only `count` of a thread's kWidth columns exist. A barrier is required between two calls.
+template <int kWidth>
 HL_DEVICE void StoreColumnSums(const float (&sum)[kWidth], float* to, int count) {
-  HL_SHARED(sums, float[kColumns * kRows * kWidth]);
+  HL_SHARED(sums, float[kColumnThreads * kWidth]);
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) sums[threadIdx.x * kWidth + i] = sum[i];
   __syncthreads();
-  if (threadIdx.x >= kColumns) return;
+  if (threadIdx.x >= kColumnLanes) return;
   for (int i = 0; i < count; ++i) {
     float total = 0;
-    for (int row = 0; row < kRows; ++row)
-      total += sums[(row * kColumns + threadIdx.x) * kWidth + i];
+    for (int row = 0; row < kBlockRows; ++row)
+      total += sums[(row * kColumnLanes + threadIdx.x) * kWidth + i];
     to[i] = total;
   }
 }

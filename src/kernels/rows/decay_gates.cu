@@ -1,28 +1,13 @@
+#include "kernels/common/cuda/device.h"
 #include "kernels/common/cuda/log_sigmoid.cuh"
 #include "kernels/common/cuda/rows.cuh"
 #include "kernels/common/sum_partials.h"
-#include "kernels/rows/decay_gate_args.h"
+#include "kernels/rows/decay_gates_args.h"
 
 namespace halflife::kernels {
 namespace {
 
 using namespace rows;
-
-// Threads of a block: packs of adjacent columns x rows.
-constexpr int kColumnPacks = 32, kRows = static_cast<int>(cuda::kPartialRows);
-constexpr int kThreads = kColumnPacks * kRows;
-constexpr int64_t kForwardRows = 4 * kRows;  // rows of a block: one load of the bias serves 4 rows
-
-// The work of a thread: its first column and how many of its pack exist, and its first row.
-template <typename T>
-struct Place {
-  HL_DEVICE explicit Place(int64_t dim)
-      : column((int64_t{kColumnPacks} * blockIdx.x + threadIdx.x % kColumnPacks) * kPack<T>),
-        count(static_cast<int>(min(max(dim - column, int64_t{0}), int64_t{kPack<T>}))),
-        row(static_cast<int>(threadIdx.x) / kColumnPacks) {}
-  int64_t column;
-  int count, row;
-};
 
 // Loads x + bias for a pack of a row.
 template <typename T>
@@ -35,15 +20,15 @@ HL_DEVICE void LoadGate(const T* x, int64_t at, int count, bool aligned,
 
 // Grid: blocks of columns x blocks of rows.
 template <typename T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kColumnThreads)
     DecayGateForwardKernel(DecayGateRows<T> args, bool aligned) {
-  const Place<T> place(args.dim);
+  const ColumnPlace<T> place(blockIdx.x, args.dim);
   if (place.count == 0) return;
   float bias[kPack<T>];
   LoadFloats(args.form.bias + place.column, place.count, aligned, bias);
   const int64_t first = kForwardRows * blockIdx.y;
   const int64_t end = min(args.num_rows, first + kForwardRows);
-  for (int64_t row = first + place.row; row < end; row += kRows) {
+  for (int64_t row = first + place.row; row < end; row += kBlockRows) {
     const int64_t at = row * args.dim + place.column;
     float y[kPack<T>];
     LoadGate(args.x, at, place.count, aligned, bias, y);
@@ -56,14 +41,13 @@ __global__ void __launch_bounds__(kThreads)
 // Grid: blocks of columns x partial sums, whose blocks stride over the rows. partials is
 // [gridDim.y, dim].
 template <typename T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kColumnThreads)
     DecayGateBackwardKernel(DecayGateGradRows<T> args, bool aligned, float* partials) {
-  const Place<T> place(args.dim);
+  const ColumnPlace<T> place(blockIdx.x, args.dim);
   float bias[kPack<T>], dbias[kPack<T>] = {};
   if (place.count > 0) LoadFloats(args.form.bias + place.column, place.count, aligned, bias);
-  const int64_t first = int64_t{kRows} * blockIdx.y + place.row,
-                stride = int64_t{kRows} * gridDim.y;
-  for (int64_t row = first; place.count > 0 && row < args.num_rows; row += stride) {
+  for (int64_t row = place.first_row(); place.count > 0 && row < args.num_rows;
+       row += place.row_stride()) {
     const int64_t at = row * args.dim + place.column;
     float z[kPack<T>], dz[kPack<T>];
     LoadGate(args.x, at, place.count, aligned, bias, z);
@@ -76,14 +60,38 @@ __global__ void __launch_bounds__(kThreads)
     }
     Store(args.dx + at, place.count, aligned, dz);
   }
-  StoreColumnSums<kColumnPacks, kRows>(dbias, partials + blockIdx.y * args.dim + place.column,
-                                       place.count);
+  StoreColumnSums(dbias, partials + blockIdx.y * args.dim + place.column, place.count);
 }
 
-template <typename T>
-unsigned ColumnBlocks(int64_t dim) {
-  constexpr int64_t kColumns = int64_t{kColumnPacks} * kPack<T>;
-  return static_cast<unsigned>((dim + kColumns - 1) / kColumns);
+constexpr int kThreads = 256;
+
+HL_DEVICE int64_t Element() { return int64_t{kThreads} * blockIdx.x + threadIdx.x; }
+
+__global__ void __launch_bounds__(kThreads) LearnedDecayKernel(LearnedDecayArgs args) {
+  const int64_t i = Element();
+  if (i >= args.heads * args.width) return;
+  const float p = args.p[i];
+  args.log_decay[i] =
+      args.form == LearnedDecayForm::kNegativeExp ? -expf(p) : OffHead(i / args.width, args).Of(p);
+}
+
+__global__ void __launch_bounds__(kThreads) LearnedDecayGradKernel(LearnedDecayGradArgs args) {
+  const int64_t i = Element();
+  const LearnedDecayArgs& forward = args.forward;
+  if (i >= forward.heads * forward.width) return;
+  const float slope = forward.form == LearnedDecayForm::kNegativeExp
+                          ? forward.log_decay[i]
+                          : OffHead(i / forward.width, forward).Slope(forward.p[i]);
+  const float d = args.dlog_decay[i] * slope;
+  args.dp[i] = args.added ? args.dp[i] + d : d;
+}
+
+template <typename Args>
+void Run(const Args& args, int64_t count, void (*kernel)(Args), const char* name,
+         cudaStream_t stream) {
+  if (count == 0) return;
+  const auto blocks = static_cast<unsigned>((count + kThreads - 1) / kThreads);
+  Launch({dim3(blocks), dim3(kThreads), 0, name}, stream, kernel, args);
 }
 
 }  // namespace
@@ -95,12 +103,13 @@ namespace cuda {
 template <typename T>
 void DecayGateForward(const DecayGateRows<T>& rows, cudaStream_t stream) {
   DecayGateRows<T> args = rows;
-  constexpr int64_t kMostRows = 65535 * kForwardRows;
+  constexpr int64_t kMostRows = kMostRowBlocks * kForwardRows;
+  const auto columns = static_cast<unsigned>(ColumnBlocks(args.dim, kPack<T>));
   const bool aligned = Aligned16<T>(args.dim, args.x, args.log_decay, args.form.bias);
   for (int64_t left = args.num_rows; left > 0 && args.dim > 0; left -= kMostRows) {
     args.num_rows = std::min(left, kMostRows);
     const auto blocks = static_cast<unsigned>((args.num_rows + kForwardRows - 1) / kForwardRows);
-    Launch({dim3(ColumnBlocks<T>(args.dim), blocks), dim3(kThreads), 0, "decay gate"}, stream,
+    Launch({dim3(columns, blocks), dim3(kColumnThreads), 0, "decay gate"}, stream,
            DecayGateForwardKernel<T>, args, aligned);
     args.x += args.num_rows * args.dim, args.log_decay += args.num_rows * args.dim;
   }
@@ -111,13 +120,22 @@ void DecayGateBackward(const DecayGateGradRows<T>& args, float* dbias, float* pa
                        cudaStream_t stream) {
   if (args.dim == 0) return;
   const bool aligned = Aligned16<T>(args.dim, args.x, args.dlog_decay, args.dx, args.form.bias);
+  const auto columns = static_cast<unsigned>(ColumnBlocks(args.dim, kPack<T>));
   const int64_t count = cuda::NumRowPartials(args.num_rows);
   if (count > 0) {
-    Launch({dim3(ColumnBlocks<T>(args.dim), static_cast<unsigned>(count)), dim3(kThreads), 0,
+    Launch({dim3(columns, static_cast<unsigned>(count)), dim3(kColumnThreads), 0,
             "decay gate's gradient"},
            stream, DecayGateBackwardKernel<T>, args, aligned, partials);
   }
   cuda::SumPartials(partials, count, args.dim, dbias, stream);
+}
+
+void LearnedDecayForward(const LearnedDecayArgs& args, cudaStream_t stream) {
+  Run(args, args.heads * args.width, LearnedDecayKernel, "learned decay", stream);
+}
+void LearnedDecayBackward(const LearnedDecayGradArgs& args, cudaStream_t stream) {
+  Run(args, args.forward.heads * args.forward.width, LearnedDecayGradKernel,
+      "learned decay's gradient", stream);
 }
 
 template void DecayGateForward(const DecayGateRows<float>&, cudaStream_t);
