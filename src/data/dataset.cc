@@ -9,7 +9,7 @@
 #include "core/files.h"
 #include "data/block_cache.h"
 #include "data/manifest.h"
-#include "data/open_shards.h"
+#include "data/shard_reader.h"
 
 namespace halflife::data {
 namespace {

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "model/cost.h"
-#include "model/norms/normed_input.h"
+#include "model/norms/norm.h"
 #include "model/part_context.h"
 #include "model/sequence_slice.h"
 #include "ops/rows/dropout.h"

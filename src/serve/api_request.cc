@@ -8,7 +8,6 @@
 #include "core/concat.h"
 #include "core/error.h"
 #include "data/chat/chat_tokens.h"
-#include "serve/api_error.h"
 #include "serve/fields.h"
 
 namespace halflife::serve {

@@ -15,7 +15,6 @@
 #include "core/log.h"
 #include "core/threads.h"
 #include "serve/answer.h"
-#include "serve/api_error.h"
 #include "serve/fields.h"
 #include "serve/http_server.h"
 #include "serve/metrics.h"

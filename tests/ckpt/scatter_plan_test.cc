@@ -1,6 +1,5 @@
 // The plan of a load: every stored block is read once, and its elements reach exactly the ranks
 // that need them, for any number of ranks that saved and load.
-#include "ckpt/scatter_plan.h"
 
 #include <gtest/gtest.h>
 

@@ -9,7 +9,6 @@
 #include "infer/batch_decoder.h"
 #include "infer/generator.h"
 #include "infer/model_loader.h"
-#include "infer/prefix_store.h"
 #include "infer/sampler.h"
 #include "infer/text_stream.h"
 
@@ -30,7 +29,7 @@ void BatchDecoderExample(const model::LanguageModel& model, const std::vector<in
 }
 
 void PrefixStoreExample(std::span<const int32_t> prompt) {
-#include "examples/infer/prefix_store.h"
+#include "examples/infer/batch_decoder.h.2"
 }
 
 void TextStreamExample(const data::Tokenizer& tokenizer, std::ostream& out,

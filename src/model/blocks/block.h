@@ -18,7 +18,7 @@
 
 #include "model/channel_mixers/channel_mixer.h"
 #include "model/mixer.h"
-#include "model/norms/normed_input.h"
+#include "model/norms/norm.h"
 
 namespace halflife::model {
 

@@ -11,7 +11,7 @@
 #include <memory>
 
 #include "model/cost.h"
-#include "model/norms/normed_input.h"
+#include "model/norms/norm.h"
 #include "model/part_context.h"
 
 namespace halflife::model {
