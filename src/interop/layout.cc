@@ -312,7 +312,9 @@ std::string Layout::TokenizerWarning() const { return {}; }
 const std::vector<const Layout*>& Layouts() {
   static const std::vector<std::unique_ptr<Layout>> owned = [] {
     std::vector<std::unique_ptr<Layout>> made;
-#define HL_LAYOUT(Make, model_type, exports) made.push_back(Make());
+#define HL_LAYOUT(Make, ...) \
+  made.push_back(Make());    \
+  made.back()->SetNames({__VA_ARGS__});
 #include "interop/layouts/layouts.inc"
 #undef HL_LAYOUT
     return made;

@@ -11,6 +11,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/concat.h"
@@ -108,11 +109,19 @@ class ConfigReader {
 class Layout {
  public:
   virtual ~Layout() = default;
-  virtual std::string model_type() const = 0;  // model_type of config.json.
-  virtual std::string class_name() const = 0;  // Entry of `architectures` in config.json.
-  // False: the layout is for authors' own checkpoints, which can only be imported, by name.
-  virtual bool exports() const { return true; }
-  virtual std::string mixer() const = 0;  // halflife's name of the mixer.
+  // The line of the layout in layouts.inc.
+  struct Names {
+    std::string model_type;  // model_type of config.json.
+    std::string class_name;  // Entry of `architectures` in config.json.
+    std::string mixer;       // halflife's name of the mixer.
+    // False: the layout is for authors' own checkpoints, which can only be imported, by name.
+    bool exports = true;
+  };
+  void SetNames(Names names) { names_ = std::move(names); }
+  const std::string& model_type() const { return names_.model_type; }
+  const std::string& class_name() const { return names_.class_name; }
+  const std::string& mixer() const { return names_.mixer; }
+  bool exports() const { return names_.exports; }
   // The config key of the maximum number of positions, which is used as the length of training
   // rows, and its default.
   struct PositionsKey {
@@ -175,12 +184,14 @@ class Layout {
   virtual bool loads_byt5() const { return true; }
   // Returns what a reader of an exported tokenizer must know about the class. Empty: nothing.
   virtual std::string TokenizerWarning() const;
+
+ private:
+  Names names_;
 };
 
 // Base of layouts that can only be imported: checkpoints in authors' own formats.
 class ImportOnlyLayout : public Layout {
  public:
-  bool exports() const final { return false; }
   std::vector<std::string> Obstacles(const model::ModelConfig&) const final { return {}; }
   void WriteConfig(const model::ModelConfig&, nlohmann::ordered_json&) const final {}
 };

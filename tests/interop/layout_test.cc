@@ -122,7 +122,8 @@ std::string Chosen(const model::ModelConfig& config, const std::string& model_ty
 // The command line's list of layouts agrees with the layouts.
 TEST(LayoutsTest, AreListedByTheirNames) {
   std::vector<std::pair<std::string, bool>> listed, made;
-#define HL_LAYOUT(Make, model_type, exports) listed.emplace_back(model_type, exports);
+#define HL_LAYOUT(Make, model_type, class_name, mixer, exports) \
+  listed.emplace_back(model_type, exports);
 #include "interop/layouts/layouts.inc"
 #undef HL_LAYOUT
   for (const Layout* layout : Layouts()) made.emplace_back(layout->model_type(), layout->exports());

@@ -9,7 +9,7 @@ struct Layout {
   bool exports;  // Whether `export` can write it. The others are layouts of authors' checkpoints.
 };
 constexpr Layout kLayouts[] = {
-#define HL_LAYOUT(Make, model_type, exports) {model_type, exports},
+#define HL_LAYOUT(Make, model_type, class_name, mixer, exports) {model_type, exports},
 #include "interop/layouts/layouts.inc"
 #undef HL_LAYOUT
 };

@@ -29,9 +29,6 @@ std::vector<int64_t> ReadAttentionIndices(ConfigReader& reader, int64_t num_laye
 
 class Bamba : public Layout {
  public:
-  std::string model_type() const override { return "bamba"; }
-  std::string class_name() const override { return "BambaForCausalLM"; }
-  std::string mixer() const override { return kMamba2Mixer; }
   PositionsKey positions_key() const override { return {.usual = 262144}; }
 
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {

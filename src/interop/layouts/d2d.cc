@@ -56,9 +56,6 @@ const Variant* ReadVariant(ConfigReader& reader, bool ape) {
 
 class AuthorsD2d : public ImportOnlyLayout {
  public:
-  std::string class_name() const override { return "D2D"; }
-  std::string mixer() const override { return "d2d"; }
-
   std::string OptionalPrefix() const override { return kGpt2Prefix; }
   bool IsBuffer(const std::string& tensor, ConfigReader&) const override {
     return IsGpt2Mask(tensor);
@@ -87,8 +84,6 @@ class AuthorsD2d : public ImportOnlyLayout {
 
 class D2d : public AuthorsD2d {
  public:
-  std::string model_type() const override { return "d2d"; }
-
   model::ModelConfig ReadConfig(ConfigReader& reader) const override {
     model::ModelConfig config = ReadFrame(reader, /*ape=*/false);
     reader.Ignore({"n_positions", "max_position_embeddings", "activation_function"});
@@ -118,8 +113,6 @@ class D2d : public AuthorsD2d {
 
 class D2dApe : public AuthorsD2d {
  public:
-  std::string model_type() const override { return "d2d_ape"; }
-
   model::ModelConfig ReadConfig(ConfigReader& reader) const override {
     model::ModelConfig config = ReadFrame(reader, /*ape=*/true);
     ReadGpt2Mlp(reader, config);

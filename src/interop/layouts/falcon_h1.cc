@@ -54,9 +54,6 @@ FalconParts FindParts(const model::MixerConfig& mixer) {
 
 class FalconH1 : public Layout {
  public:
-  std::string model_type() const override { return "falcon_h1"; }
-  std::string class_name() const override { return "FalconH1ForCausalLM"; }
-  std::string mixer() const override { return "parallel"; }
   PositionsKey positions_key() const override { return {.usual = 8192}; }
 
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {

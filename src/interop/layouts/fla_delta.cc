@@ -45,8 +45,6 @@ void ReadGatedDeltaHeads(ConfigReader& reader, const GatedDeltaDefaults& default
 
 class DeltaNet : public FlaLayout {
  public:
-  DeltaNet() : FlaLayout({"delta_net", "DeltaNetForCausalLM", "delta_net"}) {}
-
   void WriteMixer(const model::ModelConfig& config, nlohmann::ordered_json& json) const override {
     const model::MixerConfig& options = config.mixer;
     const auto activation = options.Get<std::string>("qk_activation");
@@ -77,10 +75,7 @@ class DeltaNet : public FlaLayout {
 
 class GatedDeltaNet : public FlaLayout {
  public:
-  GatedDeltaNet()
-      : FlaLayout(
-            {"gated_deltanet", "GatedDeltaNetForCausalLM", "gated_delta_net", {.num_layers = 21}}) {
-  }
+  GatedDeltaNet() : FlaLayout({.num_layers = 21}) {}
 
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
     std::vector<std::string> lines = FlaObstacles(config);
@@ -117,11 +112,7 @@ class GatedDeltaNet : public FlaLayout {
 
 class GatedDeltaProduct : public FlaLayout {
  public:
-  GatedDeltaProduct()
-      : FlaLayout({"gated_deltaproduct",
-                   "GatedDeltaProductForCausalLM",
-                   "gated_delta_product",
-                   {.num_layers = 21}}) {}
+  GatedDeltaProduct() : FlaLayout({.num_layers = 21}) {}
 
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
     std::vector<std::string> lines = FlaObstacles(config);
@@ -160,8 +151,6 @@ class GatedDeltaProduct : public FlaLayout {
 
 class Kda : public FlaLayout {
  public:
-  Kda() : FlaLayout({"kda", "KDAForCausalLM", "kda"}) {}
-
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
     std::vector<std::string> lines = FlaObstacles(config);
     if (config.mixer.name() == mixer() && !config.mixer.Get<bool>("gate_bias"))

@@ -339,7 +339,7 @@ void FlaLayout::WriteConfig(const model::ModelConfig& config, nlohmann::ordered_
 }
 
 model::ModelConfig FlaLayout::ReadConfig(ConfigReader& reader) const {
-  model::ModelConfig config = ReadFlaFrame(reader, class_.frame);
+  model::ModelConfig config = ReadFlaFrame(reader, frame_);
   config.mixer = model::MixerConfig(mixer());
   ReadMixer(reader, config);
   ReadFlaHybrid(reader, config);

@@ -20,8 +20,6 @@ void ReadGatedKeys(ConfigReader& reader, model::MixerConfig& options) {
 
 class Hgrn2 : public FlaLayout {
  public:
-  Hgrn2() : FlaLayout({"hgrn2", "HGRN2ForCausalLM", "hgrn2"}) {}
-
   void WriteMixer(const model::ModelConfig& config, nlohmann::ordered_json& json) const override {
     const auto num_heads = config.mixer.Get<int64_t>("num_heads");
     json["attn_mode"] = "chunk";
@@ -70,8 +68,6 @@ constexpr Renaming kSharedMap[] = {{".feature_map_q.", ".feature_map."}};
 
 class Gsa : public FlaLayout {
  public:
-  Gsa() : FlaLayout({"gsa", "GSAForCausalLM", "gsa"}) {}
-
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
     std::vector<std::string> lines = FlaObstacles(config);
     const auto expand_v = config.mixer.Get<double>("expand_v"),

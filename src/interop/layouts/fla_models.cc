@@ -12,8 +12,6 @@ namespace {
 // programs. Unlike RetNet's, its feature map is looked up in fla's own table.
 class Gla : public FlaLayout {
  public:
-  Gla() : FlaLayout({"gla", "GLAForCausalLM", "gla"}) {}
-
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
     std::vector<std::string> lines = FlaObstacles(config);
     const std::vector<std::string> named = NamedActivations(ActivationNames::kFla);
@@ -54,8 +52,6 @@ constexpr const char* kFlags[] = {"tie_feature_map_qk", "norm_q", "norm_k"};
 // fla's LinearAttention: feature maps, a norm per head, no positions.
 class LinearAttn : public FlaLayout {
  public:
-  LinearAttn() : FlaLayout({"linear_attn", "LinearAttentionForCausalLM", "linear_attention"}) {}
-
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
     std::vector<std::string> lines = FlaObstacles(config);
     if (!config.mixer.Get<bool>("output_norm"))
@@ -98,7 +94,7 @@ constexpr int64_t kMaxRotaryDim = 256;  // Limit of fla's rotary kernel.
 // fla's RetNet: retention with rotary positions of base 10000, a norm per head and a SiLU gate.
 class RetNet : public FlaLayout {
  public:
-  RetNet() : FlaLayout({"retnet", "RetNetForCausalLM", "retention", {.hidden_ratio = 2}}) {}
+  RetNet() : FlaLayout({.hidden_ratio = 2}) {}
 
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
     std::vector<std::string> lines = FlaObstacles(config);
@@ -138,10 +134,6 @@ constexpr double kQkNormEps = 1e-5;  // fla's constant. norm_eps does not apply.
 // which llama cannot express.
 class Transformer : public Layout {
  public:
-  std::string model_type() const override { return "transformer"; }
-  std::string class_name() const override { return "TransformerForCausalLM"; }
-  std::string mixer() const override { return "softmax"; }
-
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
     std::vector<std::string> lines = PartObstacles(config, {});
     const model::MixerConfig& options = config.mixer;

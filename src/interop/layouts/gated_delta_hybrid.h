@@ -17,7 +17,6 @@ inline constexpr int64_t kMostLayers = int64_t{1} << 14;
 
 class GatedDeltaHybrid : public Layout {
  public:
-  std::string mixer() const override { return "gated_delta_net"; }
   bool IsBuffer(const std::string& tensor, ConfigReader& reader) const override;
   // The class has biases of q, k, v and o, or none.
   std::vector<dist::ParamSpec> ZeroTensors(const model::ModelConfig& config) const override;

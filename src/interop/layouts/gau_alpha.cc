@@ -14,10 +14,6 @@ constexpr int64_t kWidth = 1536, kKeyDim = 128;  // Defaults of the class.
 
 class GauAlpha : public ImportOnlyLayout {
  public:
-  std::string model_type() const override { return "gau_alpha"; }
-  std::string class_name() const override { return "GAUAlphaForMaskedLM"; }
-  std::string mixer() const override { return "gau"; }
-
   model::ModelConfig ReadConfig(ConfigReader& reader) const override {
     IgnoreCommonKeys(reader);
     // max_position_embeddings is only the size of a table of angles; rotation supports any

@@ -108,10 +108,6 @@ std::string ActivationOf(const model::ModelConfig& config) {
 
 class Gpt2 : public Layout {
  public:
-  std::string model_type() const override { return "gpt2"; }
-  std::string class_name() const override { return "GPT2LMHeadModel"; }
-  std::string mixer() const override { return "softmax"; }
-
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
     std::vector<std::string> lines = PartObstacles(config, {.norm = "layer_norm",
                                                             .channel_mixer = "mlp",

@@ -40,9 +40,6 @@ double ScoreScale(const model::MixerConfig& softmax) {
 
 class GraniteMoeHybrid : public Layout {
  public:
-  std::string model_type() const override { return "granitemoehybrid"; }
-  std::string class_name() const override { return "GraniteMoeHybridForCausalLM"; }
-  std::string mixer() const override { return kMamba2Mixer; }
   bool loads_byt5() const override { return false; }
 
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {

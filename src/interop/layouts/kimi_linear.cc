@@ -155,9 +155,6 @@ void RefuseKimiK3Keys(ConfigReader& reader) {
 
 class KimiLinear : public Layout {
  public:
-  std::string model_type() const override { return "kimi_linear"; }
-  std::string class_name() const override { return "KimiLinearForCausalLM"; }
-  std::string mixer() const override { return "kda"; }
   PositionsKey positions_key() const override {
     return {.usual = 1048576, .other_name = "model_max_length"};
   }

@@ -17,7 +17,7 @@
 
 namespace halflife::interop {
 
-#define HL_LAYOUT(Make, model_type, exports) std::unique_ptr<Layout> Make();
+#define HL_LAYOUT(Make, model_type, class_name, mixer, exports) std::unique_ptr<Layout> Make();
 #include "interop/layouts/layouts.inc"
 #undef HL_LAYOUT
 
@@ -153,15 +153,8 @@ std::string FlaLinearName(const std::string& parameter, ConfigReader* reader);
 // attention.
 class FlaLayout : public Layout {
  public:
-  struct Class {
-    const char *model_type, *class_name, *mixer;
-    FrameDefaults frame = {};
-  };
-  explicit FlaLayout(const Class& of) : class_(of) {}
+  explicit FlaLayout(const FrameDefaults& frame = {}) : frame_(frame) {}
 
-  std::string model_type() const override { return class_.model_type; }
-  std::string class_name() const override { return class_.class_name; }
-  std::string mixer() const override { return class_.mixer; }
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override;
   void WriteConfig(const model::ModelConfig& config, nlohmann::ordered_json& json) const final;
   model::ModelConfig ReadConfig(ConfigReader& reader) const final;
@@ -173,7 +166,7 @@ class FlaLayout : public Layout {
   virtual void ReadMixer(ConfigReader& reader, model::ModelConfig& config) const = 0;
 
  private:
-  Class class_;
+  FrameDefaults frame_;
 };
 
 // Converts a parameter name to the form of mamba and mamba2, whose layers consist of a norm and a

@@ -177,10 +177,6 @@ class LeapAuthors : public ImportOnlyLayout {
 
 class Leap : public LeapAuthors {
  public:
-  std::string model_type() const override { return "leap"; }
-  std::string class_name() const override { return "LeapForCausalLM"; }
-  std::string mixer() const override { return "leap"; }
-
  protected:
   std::string decoder() const override { return "leap_model."; }
 
@@ -203,10 +199,6 @@ class Leap : public LeapAuthors {
 
 class Fastformer : public LeapAuthors {
  public:
-  std::string model_type() const override { return "fastformer"; }
-  std::string class_name() const override { return "FastformerForCausalLM"; }
-  std::string mixer() const override { return "fastformer"; }
-
  protected:
   std::string decoder() const override { return "fastformer_model."; }
 

@@ -122,8 +122,6 @@ namespace {
 class Llama : public LlamaFrame {
  public:
   Llama() : LlamaFrame({}) {}
-  std::string model_type() const override { return "llama"; }
-  std::string class_name() const override { return "LlamaForCausalLM"; }
 
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
     std::vector<std::string> lines = FrameObstacles(config, MlpBias::kOption);
@@ -170,8 +168,6 @@ class Mistral : public LlamaFrame {
  public:
   Mistral()
       : LlamaFrame({.intermediate_size = 14336, .num_kv_heads = 8, .max_positions = 131072}) {}
-  std::string model_type() const override { return "mistral"; }
-  std::string class_name() const override { return "MistralForCausalLM"; }
 
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
     std::vector<std::string> lines = FrameObstacles(config, MlpBias::kOff);

@@ -26,7 +26,6 @@ class LlamaFrame : public Layout {
   };
   explicit LlamaFrame(const Defaults& defaults) : defaults_(defaults) {}
 
-  std::string mixer() const override { return "softmax"; }
   PositionsKey positions_key() const override { return {.usual = defaults_.max_positions}; }
   std::string TensorName(const std::string& parameter, ConfigReader* reader) const override;
   bool IsBuffer(const std::string& tensor, ConfigReader& reader) const override;

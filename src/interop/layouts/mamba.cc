@@ -39,10 +39,6 @@ double ReadNormEps(ConfigReader& reader) {
 
 class Mamba : public Layout {
  public:
-  std::string model_type() const override { return "mamba"; }
-  std::string class_name() const override { return "MambaForCausalLM"; }
-  std::string mixer() const override { return "mamba"; }
-
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
     std::vector<std::string> lines = PartObstacles(
         config, {.channel_mixer = model::kNoChannelMixer, .mlp_bias = MlpBias::kOption});
@@ -117,10 +113,6 @@ class Mamba : public Layout {
 
 class Mamba2 : public Layout {
  public:
-  std::string model_type() const override { return "mamba2"; }
-  std::string class_name() const override { return "Mamba2ForCausalLM"; }
-  std::string mixer() const override { return "mamba2"; }
-
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
     std::vector<std::string> lines = PartObstacles(
         config, {.channel_mixer = model::kNoChannelMixer, .mlp_bias = MlpBias::kOption});

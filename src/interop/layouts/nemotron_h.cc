@@ -117,9 +117,6 @@ const model::ChannelMixerConfig* FindMlp(const model::ModelConfig& config,
 
 class NemotronH : public Layout {
  public:
-  std::string model_type() const override { return "nemotron_h"; }
-  std::string class_name() const override { return "NemotronHForCausalLM"; }
-  std::string mixer() const override { return kMamba2Mixer; }
   PositionsKey positions_key() const override { return {.usual = 4096}; }
   bool can_tie() const override { return false; }
 

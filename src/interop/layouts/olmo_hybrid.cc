@@ -16,8 +16,6 @@ constexpr const char* kConvolutions = ".linear_attn.conv1d.weight";
 
 class OlmoHybrid : public GatedDeltaHybrid {
  public:
-  std::string model_type() const override { return "olmo_hybrid"; }
-  std::string class_name() const override { return "OlmoHybridForCausalLM"; }
   PositionsKey positions_key() const override { return {.usual = 65536}; }
   bool loads_byt5() const override { return false; }
 

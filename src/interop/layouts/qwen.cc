@@ -95,8 +95,6 @@ class Qwen : public LlamaFrame {
 class Qwen2 : public Qwen {
  public:
   Qwen2() : Qwen(/*head_dim=*/0) {}
-  std::string model_type() const override { return "qwen2"; }
-  std::string class_name() const override { return "Qwen2ForCausalLM"; }
 
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
     std::vector<std::string> lines = QwenObstacles(config);
@@ -131,8 +129,6 @@ class Qwen2 : public Qwen {
 class Qwen3 : public Qwen {
  public:
   Qwen3() : Qwen(/*head_dim=*/128) {}
-  std::string model_type() const override { return "qwen3"; }
-  std::string class_name() const override { return "Qwen3ForCausalLM"; }
 
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
     std::vector<std::string> lines = QwenObstacles(config);

@@ -203,8 +203,6 @@ class Qwen3_5Text : public QwenHybrid {
                     .num_layers = 32,
                     .num_heads = 16},
                    /*num_kv_heads=*/4) {}
-  std::string model_type() const override { return "qwen3_5_text"; }
-  std::string class_name() const override { return "Qwen3_5ForCausalLM"; }
 
  protected:
   TensorPlace PlaceOfDelta(const std::string& prefix, const std::string& parameter,
@@ -228,9 +226,6 @@ class Qwen3_5Text : public QwenHybrid {
 // A published folder, whose model also sees images. Only its text model is read.
 class Qwen3_5 : public Qwen3_5Text {
  public:
-  std::string model_type() const override { return "qwen3_5"; }
-  std::string class_name() const override { return "Qwen3_5ForConditionalGeneration"; }
-  bool exports() const override { return false; }
   std::string config_member() const override { return "text_config"; }
 };
 
@@ -244,8 +239,6 @@ class Qwen3Next : public QwenHybrid {
                     .num_layers = 48,
                     .num_heads = 16},
                    /*num_kv_heads=*/2) {}
-  std::string model_type() const override { return "qwen3_next"; }
-  std::string class_name() const override { return "Qwen3NextForCausalLM"; }
 
   void WriteConfig(const model::ModelConfig& config, nlohmann::ordered_json& json) const override {
     QwenHybrid::WriteConfig(config, json);

@@ -86,9 +86,6 @@ class RwkvLayout : public Layout {
 
 class Rwkv : public RwkvLayout {
  public:
-  std::string model_type() const override { return "rwkv"; }
-  std::string class_name() const override { return "RwkvForCausalLM"; }
-  std::string mixer() const override { return "rwkv4"; }
   PositionsKey positions_key() const override {
     return {.name = "context_length", .usual = 1024, .other_name = "max_position_embeddings"};
   }
@@ -215,10 +212,6 @@ constexpr double kFusedKeyEps = 1e-6, kPlainKeyEps = 1e-24;
 
 class Rwkv7 : public RwkvLayout {
  public:
-  std::string model_type() const override { return "rwkv7"; }
-  std::string class_name() const override { return "RWKV7ForCausalLM"; }
-  std::string mixer() const override { return "rwkv7"; }
-
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
     std::vector<std::string> lines = FrameObstacles(config, "rwkv7");
     if (config.final_norm) lines.emplace_back("the model has a separate final_norm");

@@ -140,10 +140,6 @@ class Torchscale : public ImportOnlyLayout {
 
 class TorchscaleDecoder : public Torchscale {
  public:
-  std::string model_type() const override { return "torchscale_decoder"; }
-  std::string class_name() const override { return "Decoder"; }
-  std::string mixer() const override { return "softmax"; }
-
   model::ModelConfig ReadConfig(ConfigReader& reader) const override {
     model::ModelConfig config = ReadFrame(reader, "layer_norm", 1e-5);
     for (const char* key : {"segment_length", "dilated_ratio"})
@@ -274,10 +270,6 @@ class TorchscaleDecoder : public Torchscale {
 
 class TorchscaleRetNet : public Torchscale {
  public:
-  std::string model_type() const override { return "torchscale_retnet"; }
-  std::string class_name() const override { return "RetNetDecoder"; }
-  std::string mixer() const override { return "retnet"; }
-
   model::ModelConfig ReadConfig(ConfigReader& reader) const override {
     model::ModelConfig config = ReadFrame(reader, "rms_norm", 1e-6);
     reader.Ignore({"rel_pos_buckets", "max_rel_pos", "xpos_rel_pos", "xpos_scale_base",

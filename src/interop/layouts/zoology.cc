@@ -71,10 +71,6 @@ void ReadMixers(ConfigReader& reader, const nlohmann::json& sequence_mixer,
 
 class Zoology : public ImportOnlyLayout {
  public:
-  std::string model_type() const override { return "zoology"; }
-  std::string class_name() const override { return "LanguageModel"; }
-  std::string mixer() const override { return "rebased"; }
-
   model::ModelConfig ReadConfig(ConfigReader& reader) const override {
     IgnoreCommonKeys(reader);
     // Arguments that are also in the modules' kwargs, and options of training, logging and naming.
