@@ -103,6 +103,9 @@ MixerState EmptyState(const MixerTraits& traits, int64_t batch, at::Device devic
 // Writes a token [B, 1, ...] to index `place` of a growing tensor `cache` [B, capacity, ...]. A
 // full cache is replaced by one of twice the capacity.
 void AppendToken(const at::Tensor& token, int64_t place, at::Tensor& cache);
+// Returns a copy of the last tokens of a slice, in the dtype of a state: fp32 (fp64 for fp64). A
+// view would keep the whole sequence in memory.
+at::Tensor KeptTail(const at::Tensor& tail);
 
 // A forward over all tokens of a slice: training, evaluation and prefill.
 struct MixerCall {

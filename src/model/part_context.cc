@@ -1,6 +1,7 @@
 #include "model/part_context.h"
 
 #include <cmath>
+#include <utility>
 
 namespace halflife::model {
 
@@ -29,7 +30,7 @@ Parameter DeclareMatrix(const PartContext& context, const std::string& name,
        .float8 = shape.float8,
        .parts =
            shape.parts.empty() ? Parts{{.rows = shape.out, .heads = shape.heads}} : shape.parts},
-      context.MatrixInit(shape.in, shape.init_scale));
+      shape.init.value_or(context.MatrixInit(shape.in, shape.init_scale)));
 }
 
 Parameter DeclareTable(const PartContext& context, const std::string& name,
@@ -43,9 +44,15 @@ std::vector<MatrixPart> EqualParts(int64_t count, int64_t rows) {
   return std::vector<MatrixPart>(static_cast<size_t>(count), MatrixPart{.rows = rows});
 }
 
-Parameter DeclareNorm(const PartContext& context, const std::string& name, int64_t dim) {
+Parameter DeclareFp32(const PartContext& context, const std::string& name,
+                      std::vector<int64_t> shape, const Init& init) {
   return context.parameters->Declare(
-      {.name = context.prefix + name, .shape = {dim}, .region = dist::Region::kFp32}, Init::Ones());
+      {.name = context.prefix + name, .shape = std::move(shape), .region = dist::Region::kFp32},
+      init);
+}
+
+Parameter DeclareNorm(const PartContext& context, const std::string& name, int64_t dim) {
+  return DeclareFp32(context, name, {dim}, Init::Ones());
 }
 
 Parameter DeclareBias(const PartContext& context, const std::string& name, int64_t dim) {

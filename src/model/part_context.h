@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -47,11 +48,12 @@ struct PartContext {
 struct MatrixShape {
   int64_t out, in;
   double init_scale = 1;
+  std::optional<Init> init = {};       // absent: MatrixInit of `in` and init_scale
   int64_t heads = 1;                   // blocks of out / heads rows, one per attention head
   std::vector<MatrixPart> parts = {};  // if the rows are several matrices; empty: {{out, heads}}
   bool float8 = false;                 // a large product whose output is no decay
 };
-// Declares a matrix [out, in] named prefix + name, initialised by MatrixInit, with weight decay.
+// Declares a matrix [out, in] named prefix + name, with weight decay.
 Parameter DeclareMatrix(const PartContext& context, const std::string& name,
                         const MatrixShape& shape);
 // The same for a table of vectors, which optimizers of matrices update element by element:
@@ -60,6 +62,9 @@ Parameter DeclareTable(const PartContext& context, const std::string& name,
                        const MatrixShape& shape);
 // `count` parts of `rows` rows each.
 std::vector<MatrixPart> EqualParts(int64_t count, int64_t rows);
+// Declares a parameter in fp32, without weight decay.
+Parameter DeclareFp32(const PartContext& context, const std::string& name,
+                      std::vector<int64_t> shape, const Init& init);
 // Declares the weight of a norm [dim]: ones, in fp32, without weight decay.
 Parameter DeclareNorm(const PartContext& context, const std::string& name, int64_t dim);
 // Declares a bias [dim]: zeros, added in the compute dtype, without weight decay.

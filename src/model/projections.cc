@@ -8,13 +8,12 @@ OutputProjection::OutputProjection(const PartContext& context, int64_t width, bo
                                    const OutputForm& form) {
   if (context.inner_norm != nullptr)
     inner_norm_ = MakeNorm(*context.inner_norm, context.Below("inner_norm."), width);
-  weight_ = context.parameters->Declare(
-      {.name = context.prefix + form.name + ".weight",
-       .shape = {context.model_dim(), width},
-       .weight_decay = true,
-       .float8 = true,
-       .parts = {{.rows = context.model_dim()}}},
-      form.init.value_or(context.MatrixInit(width).Scaled(context.output_init_scale)));
+  weight_ = DeclareMatrix(
+      context, form.name + ".weight",
+      {.out = context.model_dim(),
+       .in = width,
+       .init = form.init.value_or(context.MatrixInit(width).Scaled(context.output_init_scale)),
+       .float8 = true});
   if (bias) bias_ = DeclareBias(context, form.name + ".bias", context.model_dim());
 }
 

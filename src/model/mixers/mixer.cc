@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "model/mixers/variants.h"
+#include "ops/torch/dispatch.h"
 
 namespace halflife::model {
 namespace {
@@ -62,6 +63,10 @@ void AppendToken(const at::Tensor& token, int64_t place, at::Tensor& cache) {
     cache = grown;
   }
   cache.narrow(1, place, 1).copy_(token);
+}
+
+at::Tensor KeptTail(const at::Tensor& tail) {
+  return tail.to(ops::ComputeType(tail), /*non_blocking=*/false, /*copy=*/true).contiguous();
 }
 
 std::unique_ptr<Mixer> MakeMixer(const MixerConfig& config, const PartContext& context) {

@@ -77,11 +77,7 @@ class LayerNorm : public Norm {
   LayerNorm(const LayerNormOptions& options, const NormContext& context)
       : eps_(options.eps), dim_(context.dim) {
     if (options.weight) weight_ = DeclareNorm(context.part, "weight", context.dim);
-    if (options.bias)
-      bias_ = context.part.parameters->Declare({.name = context.part.prefix + "bias",
-                                                .shape = {context.dim},
-                                                .region = dist::Region::kFp32},
-                                               Init::Zeros());
+    if (options.bias) bias_ = DeclareFp32(context.part, "bias", {context.dim}, Init::Zeros());
   }
 
   // Computes in fp32 like its parameters (in fp64 if x is fp64).

@@ -53,11 +53,7 @@ class NormWeight {
   // Declares the weight [dim], named prefix + name: in fp32, without weight decay.
   NormWeight(const PartContext& context, const std::string& name, int64_t dim, bool zero_centered)
       : zero_centered_(zero_centered),
-        weight_(zero_centered ? context.parameters->Declare({.name = context.prefix + name,
-                                                             .shape = {dim},
-                                                             .region = dist::Region::kFp32},
-                                                            Init::Zeros())
-                              : DeclareNorm(context, name, dim)) {}
+        weight_(DeclareFp32(context, name, {dim}, zero_centered ? Init::Zeros() : Init::Ones())) {}
 
   bool declared() const { return weight_.declared(); }
   // Returns the factor of the normed channels, [dim].

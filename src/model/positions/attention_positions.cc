@@ -115,10 +115,7 @@ constexpr double kLeast = 1e-2;
 
 // Declares a parameter [H, 1] that starts uniform in [0, high).
 Parameter Declare(const AttentionLayer& layer, const char* name, double high) {
-  return layer.part.parameters->Declare({.name = layer.part.prefix + name,
-                                         .shape = {layer.num_heads, 1},
-                                         .region = dist::Region::kFp32},
-                                        Init::Uniform(0, high));
+  return DeclareFp32(layer.part, name, {layer.num_heads, 1}, Init::Uniform(0, high));
 }
 
 class Kerple : public AttentionPositions {
@@ -220,11 +217,8 @@ class T5Positions : public Positions {
     if (num_heads_ == 0) {
       num_heads_ = layer.num_heads;
       const double std_dev = 1 / std::sqrt(static_cast<double>(context_.model_dim()));
-      table_ =
-          context_.parameters->Declare({.name = context_.prefix + "relative_attention_bias.weight",
-                                        .shape = {options_.num_buckets, num_heads_},
-                                        .region = dist::Region::kFp32},
-                                       Init::Normal(std_dev));
+      table_ = DeclareFp32(context_, "relative_attention_bias.weight",
+                           {options_.num_buckets, num_heads_}, Init::Normal(std_dev));
     } else {
       context_.parameters->AddReader(table_);
     }

@@ -41,20 +41,15 @@ class SineFilter {
  public:
   SineFilter(const HyenaOptions& options, const PartContext& context, int64_t dim)
       : length_(options.filter_len), dim_(dim) {
-    const auto declare = [&](const char* name, std::vector<int64_t> shape, Init init) {
-      return context.parameters->Declare(
-          {.name = context.prefix + name, .shape = std::move(shape), .region = dist::Region::kFp32},
-          init);
-    };
     const int64_t width = options.filter_width, length = length_;
-    bias_ = declare("bias", {dim}, Init::Normal(1));
-    features_ = declare(
-        "pos_emb.z", {1, length, kPositionFeatures},
+    bias_ = DeclareFp32(context, "bias", {dim}, Init::Normal(1));
+    features_ = DeclareFp32(
+        context, "pos_emb.z", {1, length, kPositionFeatures},
         Init::Of([length](int64_t element, double) { return PositionFeature(element, length); }));
     const PartContext network = context.Below("implicit_filter.");
     layers_.emplace_back(network, "0", MatrixShape{.out = width, .in = kPositionFeatures},
                          /*bias=*/true);
-    frequencies_ = declare("implicit_filter.1.freq", {width}, Init::Ones());
+    frequencies_ = DeclareFp32(context, "implicit_filter.1.freq", {width}, Init::Ones());
     for (int64_t i = 1; i <= kInnerLayers; ++i)
       layers_.emplace_back(network, Concat(2 * i), MatrixShape{.out = width, .in = width},
                            /*bias=*/true);

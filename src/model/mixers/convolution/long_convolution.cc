@@ -29,14 +29,9 @@ double PositionFeature(int64_t element, int64_t filter_len) {
 
 FilterLayer::FilterLayer(const PartContext& context, const std::string& name,
                          const MatrixShape& shape, bool bias) {
-  const auto declare = [&](const char* which, std::vector<int64_t> sizes, Init init) {
-    return context.parameters->Declare({.name = context.prefix + name + which,
-                                        .shape = std::move(sizes),
-                                        .region = dist::Region::kFp32},
-                                       init);
-  };
-  weight_ = declare(".weight", {shape.out, shape.in}, context.MatrixInit(shape.in));
-  if (bias) bias_ = declare(".bias", {shape.out}, Init::Zeros());
+  weight_ =
+      DeclareFp32(context, name + ".weight", {shape.out, shape.in}, context.MatrixInit(shape.in));
+  if (bias) bias_ = DeclareFp32(context, name + ".bias", {shape.out}, Init::Zeros());
 }
 
 at::Tensor FilterLayer::operator()(const at::Tensor& x) const {

@@ -1,7 +1,5 @@
 #include "model/mixers/convolution/short_convolution.h"
 
-#include "ops/torch/dispatch.h"
-
 namespace halflife::model {
 
 ShortConvolution::ShortConvolution(const PartContext& context, const std::string& name,
@@ -10,11 +8,7 @@ ShortConvolution::ShortConvolution(const PartContext& context, const std::string
   const Init init = shape.init.value_or(Init::UniformOfFanIn(shape.taps));
   weight_ = context.parameters->Declare(
       {.name = context.prefix + name + ".weight", .shape = {shape.channels, 1, shape.taps}}, init);
-  if (!shape.bias) return;
-  bias_ = context.parameters->Declare({.name = context.prefix + name + ".bias",
-                                       .shape = {shape.channels},
-                                       .region = dist::Region::kFp32},
-                                      init);
+  if (shape.bias) bias_ = DeclareFp32(context, name + ".bias", {shape.channels}, init);
 }
 
 at::Tensor ShortConvolution::operator()(const ConvolutionCall& call, at::Tensor* after) const {
@@ -32,12 +26,7 @@ ops::ShortConvInputs ShortConvolution::Inputs(const ConvolutionCall& call,
                                        .silu = shape_.silu,
                                        .segment = call.slice.segment,
                                        .x_gradient = call.x_gradient};
-  if (after != nullptr) {
-    // A copy, because a view would keep the whole sequence in memory.
-    *after = ops::ShortConvTail(inputs)
-                 .to(ops::ComputeType(call.x), /*non_blocking=*/false, /*copy=*/true)
-                 .contiguous();
-  }
+  if (after != nullptr) *after = KeptTail(ops::ShortConvTail(inputs));
   return inputs;
 }
 

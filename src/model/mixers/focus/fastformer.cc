@@ -117,10 +117,7 @@ class Fastformer : public Mixer, public Explained {
     if (!form_.additive) key_ = DeclareVector(context, "key_attn");
     if (form_.inner_residual) {
       norm_ = DeclareNorm(context, "mix_norm.weight", dim_);
-      norm_bias_ = context.parameters->Declare({.name = context.prefix + "mix_norm.bias",
-                                                .shape = {dim_},
-                                                .region = dist::Region::kFp32},
-                                               Init::Zeros());
+      norm_bias_ = DeclareFp32(context, "mix_norm.bias", {dim_}, Init::Zeros());
     }
     const int64_t window = WindowOf(options, form_.windows, context);
     const auto pool = [&](size_t first) {
@@ -198,9 +195,8 @@ class Fastformer : public Mixer, public Explained {
   Parameter DeclareVector(const PartContext& context, const std::string& name) const {
     std::vector<int64_t> shape = {dim_};
     if (form_.norm) shape = {num_heads_, head_dim_};
-    return context.parameters->Declare(
-        {.name = context.prefix + name, .shape = shape, .region = dist::Region::kFp32},
-        form_.norm ? Init::Normal(context.initializer_range) : Init::Zeros());
+    return DeclareFp32(context, name, shape,
+                       form_.norm ? Init::Normal(context.initializer_range) : Init::Zeros());
   }
 
   // Returns the log weights and the payload of a pool of x [B, T, D], or of x times `times`.

@@ -35,6 +35,7 @@ struct DeltaNetOptions : OptionsOf<DeltaNetOptions> {
                      "qk_norm sum divides by a sum that may be negative if qk_activation is ",
                      qk_activation, ". Set qk_activation to elu or relu, or qk_norm to l2.");
   }
+  LinearHeads heads() const { return widths.heads(); }
 };
 
 LinearForm MakeDeltaNetForm(const DeltaNetOptions& options) {
@@ -60,16 +61,10 @@ LinearForm MakeDeltaNetForm(const DeltaNetOptions& options) {
   return form;
 }
 
-class DeltaNet : public LinearMixer {
- public:
-  DeltaNet(const DeltaNetOptions& options, const PartContext& context)
-      : LinearMixer(options.widths.heads(), context, MakeDeltaNetForm(options)) {}
-};
-
 }  // namespace
 
 MixerVariant DeltaNetVariant() {
-  return MixerVariantOf<DeltaNetOptions, DeltaNet>(
+  return LinearVariantOf<DeltaNetOptions, MakeDeltaNetForm>(
       "delta_net",
       {{{"num_heads", 2}},
        {{"num_heads", 2}, {"expand_v", 0.5}, {"use_output_gate", true}, {"allow_neg_eigval", true}},

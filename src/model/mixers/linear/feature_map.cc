@@ -124,12 +124,9 @@ class ElementwiseProduct : public FeatureMap {
 class Hedgehog : public FeatureMap {
  public:
   Hedgehog(const PartContext& context, int64_t dim) : dim_(dim) {
-    weight_ = context.parameters->Declare(
-        {.name = context.prefix + "layer.weight",
-         .shape = {dim, dim},
-         .weight_decay = true,
-         .parts = EqualParts(1, dim)},
-        Init::Of([dim](int64_t i, double) { return i / dim == i % dim ? 1.0 : 0.0; }));
+    const Init identity =
+        Init::Of([dim](int64_t i, double) { return i / dim == i % dim ? 1.0 : 0.0; });
+    weight_ = DeclareMatrix(context, "layer.weight", {.out = dim, .in = dim, .init = identity});
     bias_ = DeclareBias(context, "layer.bias", dim);
   }
   Features operator()(const at::Tensor& x) const override {

@@ -106,16 +106,10 @@ LinearForm MakeGatedDeltaNetForm(const GatedDeltaNetOptions& options) {
   return form;
 }
 
-class GatedDeltaNet : public LinearMixer {
- public:
-  GatedDeltaNet(const GatedDeltaNetOptions& options, const PartContext& context)
-      : LinearMixer(options.heads(), context, MakeGatedDeltaNetForm(options)) {}
-};
-
 }  // namespace
 
 MixerVariant GatedDeltaNetVariant() {
-  return MixerVariantOf<GatedDeltaNetOptions, GatedDeltaNet>(
+  return LinearVariantOf<GatedDeltaNetOptions, MakeGatedDeltaNetForm>(
       "gated_delta_net", {{{"num_heads", 2}},
                           {{"num_heads", 1},
                            {"num_v_heads", 2},
@@ -157,16 +151,10 @@ LinearForm MakeGatedDeltaProductForm(const GatedDeltaProductOptions& options) {
   return form;
 }
 
-class GatedDeltaProduct : public LinearMixer {
- public:
-  GatedDeltaProduct(const GatedDeltaProductOptions& options, const PartContext& context)
-      : LinearMixer(options.heads(), context, MakeGatedDeltaProductForm(options)) {}
-};
-
 }  // namespace
 
 MixerVariant GatedDeltaProductVariant() {
-  return MixerVariantOf<GatedDeltaProductOptions, GatedDeltaProduct>(
+  return LinearVariantOf<GatedDeltaProductOptions, MakeGatedDeltaProductForm>(
       "gated_delta_product", {{{"num_heads", 2}},
                               {{"num_heads", 1},
                                {"num_v_heads", 2},
@@ -223,16 +211,10 @@ LinearForm MakeKdaForm(const KdaOptions& options) {
   return form;
 }
 
-class Kda : public LinearMixer {
- public:
-  Kda(const KdaOptions& options, const PartContext& context)
-      : LinearMixer(options.heads(), context, MakeKdaForm(options)) {}
-};
-
 }  // namespace
 
 MixerVariant KdaVariant() {
-  return MixerVariantOf<KdaOptions, Kda>(
+  return LinearVariantOf<KdaOptions, MakeKdaForm>(
       "kda", {{{"num_heads", 2}},
               {{"num_heads", 1},
                {"num_v_heads", 2},

@@ -49,10 +49,7 @@ class GateDecay : public LogDecay {
     out_ = DeclareMatrix(
         context, "gk_proj.1.weight",
         {.out = options.heads().k_dim(), .in = kGateRank, .heads = options.heads().num_k_heads});
-    bias_ = context.parameters->Declare({.name = context.prefix + "gk_proj.1.bias",
-                                         .shape = {options.heads().k_dim()},
-                                         .region = dist::Region::kFp32},
-                                        Init::Zeros());
+    bias_ = DeclareFp32(context, "gk_proj.1.bias", {options.heads().k_dim()}, Init::Zeros());
   }
 
   std::vector<at::Tensor> Weights() const override { return {*in_}; }
@@ -89,16 +86,10 @@ LinearForm MakeGlaForm(const GlaOptions& options) {
   return form;
 }
 
-class Gla : public LinearMixer {
- public:
-  Gla(const GlaOptions& options, const PartContext& context)
-      : LinearMixer(options.heads(), context, MakeGlaForm(options)) {}
-};
-
 }  // namespace
 
 MixerVariant GlaVariant() {
-  return MixerVariantOf<GlaOptions, Gla>(
+  return LinearVariantOf<GlaOptions, MakeGlaForm>(
       "gla", {{{"num_heads", 2}},
               {{"num_heads", 4}, {"num_kv_heads", 2}, {"use_short_conv", true}},
               {{"num_heads", 2}, {"feature_map", "silu"}}});

@@ -138,16 +138,10 @@ LinearForm MakeHgrn2Form(const Hgrn2Options& options) {
           .norm_eps = kHgrn2NormEps};
 }
 
-class Hgrn2 : public LinearMixer {
- public:
-  Hgrn2(const Hgrn2Options& options, const PartContext& context)
-      : LinearMixer(options.heads(), context, MakeHgrn2Form(options)) {}
-};
-
 }  // namespace
 
 MixerVariant Hgrn2Variant() {
-  return MixerVariantOf<Hgrn2Options, Hgrn2>(
+  return LinearVariantOf<Hgrn2Options, MakeHgrn2Form>(
       "hgrn2", {{{"num_heads", 2}},
                 {{"num_heads", 4}, {"use_short_conv", true}, {"norm_affine", false}},
                 {{"num_heads", 1}, {"use_lower_bound", false}}});

@@ -54,19 +54,13 @@ LinearForm MakeLightningForm(const LightningOptions& options) {
       .norm_eps = kLightningNormEps};
 }
 
-class Lightning : public LinearMixer {
- public:
-  Lightning(const LightningOptions& options, const PartContext& context)
-      : LinearMixer(options.heads(), context, MakeLightningForm(options)) {}
-};
-
 }  // namespace
 
 MixerVariant LightningVariant() {
-  return MixerVariantOf<LightningOptions, Lightning>("lightning",
-                                                     {{{"num_heads", 2}},
-                                                      {{"num_heads", 3}, {"head_dim", 4}},
-                                                      {{"num_heads", 4}, {"decay", "linear"}}});
+  return LinearVariantOf<LightningOptions, MakeLightningForm>(
+      "lightning", {{{"num_heads", 2}},
+                    {{"num_heads", 3}, {"head_dim", 4}},
+                    {{"num_heads", 4}, {"decay", "linear"}}});
 }
 
 }  // namespace halflife::model

@@ -80,12 +80,6 @@ LinearForm MakeLinearAttentionForm(const LinearAttentionOptions& options) {
       .norm_affine = options.norm_affine};
 }
 
-class LinearAttention : public LinearMixer {
- public:
-  LinearAttention(const LinearAttentionOptions& options, const PartContext& context)
-      : LinearMixer(options.heads(), context, MakeLinearAttentionForm(options)) {}
-};
-
 }  // namespace
 
 // relu and dpfp are tested with one narrow key head. With more channels, a key of the conformance
@@ -96,7 +90,7 @@ MixerVariant LinearAttentionVariant() {
     options.insert(options.end(), more.begin(), more.end());
     return options;
   };
-  return MixerVariantOf<LinearAttentionOptions, LinearAttention>(
+  return LinearVariantOf<LinearAttentionOptions, MakeLinearAttentionForm>(
       "linear_attention",
       {{{"num_heads", 2}},
        {{"num_heads", 4}, {"num_kv_heads", 2}, {"feature_map", "exp"}},

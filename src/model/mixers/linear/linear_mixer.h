@@ -173,4 +173,16 @@ class LinearMixer : public Mixer {
   OutputProjection out_;
 };
 
+// A linear mixer that is the form of its options and nothing else.
+template <typename Options, LinearForm (*kMakeForm)(const Options&)>
+class LinearMixerOf : public LinearMixer {
+ public:
+  LinearMixerOf(const Options& options, const PartContext& context)
+      : LinearMixer(options.heads(), context, kMakeForm(options)) {}
+};
+template <typename Options, LinearForm (*kMakeForm)(const Options&)>
+MixerVariant LinearVariantOf(const char* name, std::vector<std::vector<Assignment>> test_forms) {
+  return MixerVariantOf<Options, LinearMixerOf<Options, kMakeForm>>(name, std::move(test_forms));
+}
+
 }  // namespace halflife::model

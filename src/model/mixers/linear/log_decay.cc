@@ -68,12 +68,9 @@ SoftplusDecay::SoftplusDecay(const SoftplusDecayForm& form, const PartContext& c
   if (form.rank > 0)
     out_ = DeclareMatrix(context, "f_proj.1.weight",
                          {.out = width_, .in = form.rank, .heads = form.num_heads});
-  const auto declare = [&](const char* name, int64_t size, const Init& init) {
-    return context.parameters->Declare(
-        {.name = context.prefix + name, .shape = {size}, .region = dist::Region::kFp32}, init);
-  };
-  log_a_ = declare("A_log", form.num_heads, InitOfLogA(form.initial_min, form.initial_max));
-  bias_ = declare("dt_bias", width_, BiasOfSteps(kLeastStep, kMostStep));
+  log_a_ = DeclareFp32(context, "A_log", {form.num_heads},
+                       InitOfLogA(form.initial_min, form.initial_max));
+  bias_ = DeclareFp32(context, "dt_bias", {width_}, BiasOfSteps(kLeastStep, kMostStep));
 }
 
 ops::DeltaGatesOutput SoftplusDecay::operator()(std::span<const ops::LinearPart> products,

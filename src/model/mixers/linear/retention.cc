@@ -34,16 +34,10 @@ LinearForm MakeRetentionForm(const RetentionOptions& options) {
   return form;
 }
 
-class Retention : public LinearMixer {
- public:
-  Retention(const RetentionOptions& options, const PartContext& context)
-      : LinearMixer(options.heads(), context, MakeRetentionForm(options)) {}
-};
-
 }  // namespace
 
 MixerVariant RetentionVariant() {
-  return MixerVariantOf<RetentionOptions, Retention>(
+  return LinearVariantOf<RetentionOptions, MakeRetentionForm>(
       "retention", {{{"num_heads", 2}},
                     {{"num_heads", 4}, {"num_kv_heads", 2}, {"use_output_gate", false}},
                     {{"num_heads", 2}, {"feature_map", "gelu"}, {"norm_affine", false}}});

@@ -83,19 +83,16 @@ DecayForm MakeDecayForm(const RetNetOptions& options) {
   return form;
 }
 
-class RetNet : public LinearMixer {
- public:
-  RetNet(const RetNetOptions& options, const PartContext& context)
-      : LinearMixer(options.heads(), context,
-                    {.make_recurrence = MakeDecayRecurrence(MakeDecayForm(options)),
-                     .norm_name = "g_norm_swish_gate.weight",
-                     .norm_affine = false}) {}
-};
+LinearForm MakeRetNetForm(const RetNetOptions& options) {
+  return {.make_recurrence = MakeDecayRecurrence(MakeDecayForm(options)),
+          .norm_name = "g_norm_swish_gate.weight",
+          .norm_affine = false};
+}
 
 }  // namespace
 
 MixerVariant RetNetVariant() {
-  return MixerVariantOf<RetNetOptions, RetNet>(
+  return LinearVariantOf<RetNetOptions, MakeRetNetForm>(
       "retnet", {{{"num_heads", 2}},
                  {{"num_heads", 4}, {"num_kv_heads", 2}, {"decay", "range"}},
                  {{"num_heads", 2}, {"row_norm", "none"}, {"expand_v", 1.0}},

@@ -52,14 +52,10 @@ struct Affine {
 Affine DeclareAffine(const RebasedOptions& options, const PartContext& context,
                      const std::string& name) {
   const int64_t width = options.shared_affine ? options.feature_dim : options.key_dim();
-  const auto declare = [&](const char* field, const Init& init) {
-    return context.parameters->Declare(
-        {.name = context.prefix + name + field, .shape = {width}, .region = dist::Region::kFp32},
-        init);
-  };
   Affine affine;
-  if (options.use_gamma) affine.gamma = declare(".gamma", Init::Ones());
-  if (options.use_beta) affine.beta = declare(".beta", Init::Zeros());
+  if (options.use_gamma)
+    affine.gamma = DeclareFp32(context, name + ".gamma", {width}, Init::Ones());
+  if (options.use_beta) affine.beta = DeclareFp32(context, name + ".beta", {width}, Init::Zeros());
   return affine;
 }
 

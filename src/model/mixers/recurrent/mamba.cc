@@ -47,35 +47,26 @@ class Mamba : public Mixer {
   Mamba(const MambaOptions& options, const PartContext& context)
       : sizes_(options), dim_(context.model_dim()), inner_(options.expand * dim_) {
     const bool fork = options.mamba_init == "fork";
-    const auto matrix = [&](const char* name, const MatrixShape& shape, const Init& canonical) {
-      if (fork) return DeclareMatrix(context, name, shape);
-      return context.parameters->Declare({.name = context.prefix + name,
-                                          .shape = {shape.out, shape.in},
-                                          .weight_decay = true,
-                                          .parts = shape.parts},
-                                         canonical);
-    };
-    const auto fp32 = [&](const char* name, const std::vector<int64_t>& shape, const Init& init) {
-      return context.parameters->Declare(
-          {.name = context.prefix + name, .shape = shape, .region = dist::Region::kFp32}, init);
+    const auto matrix = [&](const char* name, MatrixShape shape) {
+      if (!fork) shape.init = Init::UniformOfFanIn(shape.in);
+      return DeclareMatrix(context, name, shape);
     };
     const int64_t rank = sizes_.dt_rank, states = sizes_.d_state;
-    in_ = matrix("in_proj.weight", {.out = 2 * inner_, .in = dim_, .parts = EqualParts(2, inner_)},
-                 Init::UniformOfFanIn(dim_));
+    in_ = matrix("in_proj.weight", {.out = 2 * inner_, .in = dim_, .parts = EqualParts(2, inner_)});
     conv_ = ShortConvolution(
         context, "conv1d", {.channels = inner_, .taps = sizes_.d_conv, .bias = true, .silu = true});
-    select_ = matrix("x_proj.weight",
-                     {.out = rank + 2 * states,
-                      .in = inner_,
-                      .parts = {{.rows = rank}, {.rows = states}, {.rows = states}}},
-                     Init::UniformOfFanIn(inner_));
-    step_ = matrix("dt_proj.weight", {.out = inner_, .in = rank, .parts = EqualParts(1, inner_)},
-                   Init::UniformOfFanIn(rank));
-    step_bias_ = fp32("dt_proj.bias", {inner_}, fork ? Init::Zeros() : BiasOfSteps(0.001, 0.1));
-    a_log_ = fp32("A_log", {inner_, states}, Init::Of([states](int64_t element, double) {
-                    return std::log(1.0 + static_cast<double>(element % states));
-                  }));
-    skip_ = fp32("D", {inner_}, Init::Ones());
+    select_ =
+        matrix("x_proj.weight", {.out = rank + 2 * states,
+                                 .in = inner_,
+                                 .parts = {{.rows = rank}, {.rows = states}, {.rows = states}}});
+    step_ = matrix("dt_proj.weight", {.out = inner_, .in = rank});
+    step_bias_ = DeclareFp32(context, "dt_proj.bias", {inner_},
+                             fork ? Init::Zeros() : BiasOfSteps(0.001, 0.1));
+    a_log_ =
+        DeclareFp32(context, "A_log", {inner_, states}, Init::Of([states](int64_t element, double) {
+                      return std::log(1.0 + static_cast<double>(element % states));
+                    }));
+    skip_ = DeclareFp32(context, "D", {inner_}, Init::Ones());
     OutputForm out = {.name = "out_proj"};
     if (!fork)
       out.init = Init::UniformOfFanIn(inner_)

@@ -120,11 +120,11 @@ class Mamba2 : public Mixer {
   Mamba2(const Mamba2Options& options, const PartContext& context)
       : options_(options), dim_(context.model_dim()), eps_(context.norm_eps) {
     const int64_t inner = options.inner(), num_heads = options.num_heads;
-    in_ = context.parameters->Declare({.name = context.prefix + "in_proj.weight",
-                                       .shape = {inner + options.convolved() + num_heads, dim_},
-                                       .weight_decay = true,
-                                       .parts = PartsOfInput(options)},
-                                      Init::UniformOfFanIn(dim_));
+    in_ = DeclareMatrix(context, "in_proj.weight",
+                        {.out = inner + options.convolved() + num_heads,
+                         .in = dim_,
+                         .init = Init::UniformOfFanIn(dim_),
+                         .parts = PartsOfInput(options)});
     if (options.has_in_bias())
       in_bias_ = DeclareBias(context, "in_proj.bias", inner + options.convolved() + num_heads);
     conv_ = ShortConvolution(context, "conv1d",
@@ -217,10 +217,7 @@ class Mamba2 : public Mixer {
   // Declares A_log, D and dt_bias, [H] each.
   void DeclareHeads(const PartContext& context) {
     const auto fp32 = [&](const char* name, const Init& init) {
-      return context.parameters->Declare({.name = context.prefix + name,
-                                          .shape = {options_.num_heads},
-                                          .region = dist::Region::kFp32},
-                                         init);
+      return DeclareFp32(context, name, {options_.num_heads}, init);
     };
     const bool by_head = options_.a_init == "heads";
     step_bias_ = fp32("dt_bias", BiasOfSteps(0.001, 0.1));

@@ -14,7 +14,6 @@
 #include "ops/rows/swiglu.h"
 #include "ops/rows/token_shift.h"
 #include "ops/scans/wkv4.h"
-#include "ops/torch/dispatch.h"
 
 namespace halflife::model {
 namespace {
@@ -66,9 +65,12 @@ class Rwkv4 : public Mixer {
               declare_mix("time_mix_v", depth.to_last, 0.3 * depth.from_first),
               declare_mix("time_mix_r", depth.to_last / 2, 0)};
     const Init init = Init::UniformOfFanIn(dim_);
-    matrices_ = {DeclareInner(context, "key.weight", init),
-                 DeclareInner(context, "value.weight", init.Scaled(context.value_init_scale)),
-                 DeclareInner(context, "receptance.weight", init)};
+    const auto declare_matrix = [&](const char* name, const Init& start) {
+      return DeclareMatrix(context, name, {.out = inner_, .in = dim_, .init = start});
+    };
+    matrices_ = {declare_matrix("key.weight", init),
+                 declare_matrix("value.weight", init.Scaled(context.value_init_scale)),
+                 declare_matrix("receptance.weight", init)};
     out_ = OutputProjection(context, inner_, /*bias=*/false,
                             {.name = "output", .init = init.Scaled(context.output_init_scale)});
   }
@@ -101,13 +103,9 @@ class Rwkv4 : public Mixer {
                                           .round_to_bf16 = round_to_bf16_,
                                           .segment = call.slice.segment});
     MixerOutput result = {.y = out_(ops::Glu(y.r, wkv)), .state = {}};
-    if (call.want_state) {
-      // A copy, because a view would keep the whole sequence in memory.
-      const at::Tensor tail = ops::TokenShiftTail(shift).to(ops::ComputeType(call.x),
-                                                            /*non_blocking=*/false, /*copy=*/true);
-      result.state.tensors = {tail.contiguous(), memory.numerator, memory.denominator,
-                              memory.log_scale};
-    }
+    if (call.want_state)
+      result.state.tensors = {KeptTail(ops::TokenShiftTail(shift)), memory.numerator,
+                              memory.denominator, memory.log_scale};
     return result;
   }
 
@@ -143,17 +141,7 @@ class Rwkv4 : public Mixer {
  private:
   static Parameter DeclareChannels(const PartContext& context, const std::string& name,
                                    int64_t channels, Init::Formula value) {
-    return context.parameters->Declare(
-        {.name = context.prefix + name, .shape = {channels}, .region = dist::Region::kFp32},
-        Init::Of(std::move(value)));
-  }
-  Parameter DeclareInner(const PartContext& context, const std::string& name,
-                         const Init& init) const {
-    return context.parameters->Declare({.name = context.prefix + name,
-                                        .shape = {inner_, dim_},
-                                        .weight_decay = true,
-                                        .parts = EqualParts(1, inner_)},
-                                       init);
+    return DeclareFp32(context, name, {channels}, Init::Of(std::move(value)));
   }
 
   std::vector<at::Tensor> Mixes() const { return {*mixes_[0], *mixes_[1], *mixes_[2]}; }

@@ -136,12 +136,7 @@ class Rwkv7 : public Mixer {
     scan.segment = call.slice.segment;
     const auto [o, state] = ops::Wkv7(scan);
     result.y = Output(in, o);
-    if (call.want_state) {
-      // A copy, because a view would keep the whole sequence in memory.
-      const at::Tensor tail = ops::TokenShiftTail(shift).to(ops::ComputeType(call.x),
-                                                            /*non_blocking=*/false, /*copy=*/true);
-      result.state.tensors = {tail.contiguous(), state};
-    }
+    if (call.want_state) result.state.tensors = {KeptTail(ops::TokenShiftTail(shift)), state};
     return result;
   }
 
@@ -205,9 +200,8 @@ class Rwkv7 : public Mixer {
                             const std::function<double(int64_t channel)>& value,
                             std::vector<int64_t> shape = {}) const {
     if (shape.empty()) shape = {dim_};
-    return context.parameters->Declare(
-        {.name = context.prefix + name, .shape = shape, .region = dist::Region::kFp32},
-        Init::Of([value](int64_t channel, double) { return value(channel); }));
+    return DeclareFp32(context, name, std::move(shape),
+                       Init::Of([value](int64_t channel, double) { return value(channel); }));
   }
 
   void DeclareMixes(const PartContext& context, const Rwkv7Start& start) {
@@ -222,17 +216,13 @@ class Rwkv7 : public Mixer {
 
   Lora DeclareLora(const PartContext& context, const std::string& name, int64_t rank,
                    const std::function<double(int64_t channel)>& bias) const {
-    const auto matrix = [&](const char* part, std::vector<int64_t> shape, const Init& init) {
-      return context.parameters->Declare({.name = Concat(context.prefix, name, part),
-                                          .shape = shape,
-                                          .weight_decay = true,
-                                          .parts = EqualParts(1, shape[0])},
-                                         init);
-    };
     Lora lora;
-    lora.down = matrix(".lora.0.weight", {rank, dim_}, Init::Zeros());
-    lora.up = matrix(".lora.2.weight", {dim_, rank},
-                     Init::Normal(0.1 / std::sqrt(static_cast<double>(dim_))));
+    lora.down = DeclareMatrix(context, name + ".lora.0.weight",
+                              {.out = rank, .in = dim_, .init = Init::Zeros()});
+    lora.up = DeclareMatrix(context, name + ".lora.2.weight",
+                            {.out = dim_,
+                             .in = rank,
+                             .init = Init::Normal(0.1 / std::sqrt(static_cast<double>(dim_)))});
     if (bias) lora.bias = DeclareChannels(context, name + ".lora.2.bias", bias);
     return lora;
   }

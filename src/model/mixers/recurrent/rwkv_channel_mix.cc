@@ -18,7 +18,6 @@
 #include "ops/linear/linear.h"
 #include "ops/rows/swiglu.h"
 #include "ops/rows/token_shift.h"
-#include "ops/torch/dispatch.h"
 
 namespace halflife::model {
 namespace {
@@ -69,12 +68,7 @@ class RwkvChannelMix : public Mixer {
         .starts = call.slice.starts,
         .segment = call.slice.segment};
     MixerOutput result = {.y = Output(ops::TokenShift(shift)), .state = {}};
-    if (call.want_state) {
-      // A copy, because a view would keep the whole sequence in memory.
-      const at::Tensor tail = ops::TokenShiftTail(shift).to(ops::ComputeType(call.x),
-                                                            /*non_blocking=*/false, /*copy=*/true);
-      result.state.tensors = {tail.contiguous()};
-    }
+    if (call.want_state) result.state.tensors = {KeptTail(ops::TokenShiftTail(shift))};
     return result;
   }
 
@@ -104,10 +98,9 @@ class RwkvChannelMix : public Mixer {
   Parameter DeclareMix(const PartContext& context, const std::string& name,
                        const std::function<double(double place)>& value) const {
     const auto dim = static_cast<double>(dim_);
-    return context.parameters->Declare(
-        {.name = context.prefix + name, .shape = {dim_}, .region = dist::Region::kFp32},
-        Init::Of(
-            [=](int64_t channel, double) { return value(static_cast<double>(channel) / dim); }));
+    return DeclareFp32(context, name, {dim_}, Init::Of([=](int64_t channel, double) {
+                         return value(static_cast<double>(channel) / dim);
+                       }));
   }
 
   double num_mixes() const { return has_receptance_ ? 2 : 1; }

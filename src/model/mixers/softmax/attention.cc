@@ -140,10 +140,8 @@ Attention::Attention(const AttentionOptions& options, const Shape& shape,
                      const PartContext& context)
     : options_(options), shape_(shape) {
   if (options.cos_scale_learned)
-    log_cos_scale_ = context.parameters->Declare({.name = context.prefix + "log_cos_scale",
-                                                  .shape = {shape.num_heads, 1},
-                                                  .region = dist::Region::kFp32},
-                                                 Init::Constant(std::log(options.cos_scale)));
+    log_cos_scale_ = DeclareFp32(context, "log_cos_scale", {shape.num_heads, 1},
+                                 Init::Constant(std::log(options.cos_scale)));
   positions_ = PositionsOf(options, shape, context);
   HL_CHECK_AS(ExitCode::kUsage, !options.query_scale.bias || positions_->has_bias(),
               "query_scale_bias with positions that add no bias to scores. Use alibi, t5 or "
