@@ -157,18 +157,15 @@ TokenFileLayout ReadLayout(BinaryFile& file, int vocab_size) {
   return {.format = "nanogpt", .type = type, .pieces = {{0, file.size() / BytesOf(type), true}}};
 }
 
-}  // namespace
-
-bool AreTokenFiles(const std::vector<std::string>& names) {
-  return !names.empty() &&
-         std::ranges::all_of(names, [](const std::string& name) { return name.ends_with(".bin"); });
-}
-
-class TokenFile::Impl {
+// Reads the ids of a token file, document by document.
+class TokenFile {
  public:
-  Impl(const fs::path& path, int vocab_size)
+  // Opens X.bin, and X.idx if it exists. Throws Error kData if the file is not of a known form.
+  TokenFile(const fs::path& path, int vocab_size)
       : file_(path), vocab_size_(vocab_size), layout_(ReadLayout(file_, vocab_size)) {}
 
+  // Reads the next ids into `ids`, at most `most`, and returns true if a document of the index, or
+  // the file, ends behind them. Throws Error kData for an id that is not below the vocabulary size.
   bool Next(size_t most, std::vector<int32_t>& ids) {
     ids.clear();
     while (at_ < layout_.pieces.size()) {
@@ -187,41 +184,28 @@ class TokenFile::Impl {
   }
 
   bool at_end() const { return at_ == layout_.pieces.size(); }
-  const char* format() const { return layout_.format; }
+  const char* format() const { return layout_.format; }  // "nanogpt", "llm.c" or "megatron"
+  // If all ids are one piece of the file, returns its first byte; otherwise nothing. Megatron's
+  // files have several pieces, even if they are adjacent.
   std::optional<uint64_t> only_piece() const {
     if (layout_.pieces.size() != 1) return std::nullopt;
     return layout_.pieces.front().offset;
   }
-  uint64_t id_bytes() const { return BytesOf(layout_.type); }
-  uint64_t num_bytes() const { return file_.size(); }
-  uint64_t num_bytes_read() const { return num_bytes_read_; }
+  uint64_t id_bytes() const { return BytesOf(layout_.type); }  // Bytes of one id in the file.
+  uint64_t num_bytes() const { return file_.size(); }          // Size of X.bin.
+  uint64_t num_bytes_read() const { return num_bytes_read_; }  // So far.
 
  private:
   void Read(uint64_t offset, uint64_t count, std::vector<int32_t>& ids) {
     std::vector<char> bytes(count * BytesOf(layout_.type));
     file_.Read(offset, bytes.data(), bytes.size());
     num_bytes_read_ += bytes.size();
+    // In the order of IdType.
+    constexpr void (*kConvert[])(const std::vector<char>&, std::vector<int64_t>&) = {
+        Convert<uint8_t>,  Convert<int8_t>,  Convert<int16_t>,
+        Convert<uint16_t>, Convert<int32_t>, Convert<int64_t>};
     std::vector<int64_t> wide(count);
-    switch (layout_.type) {
-      case IdType::kU8:
-        Convert<uint8_t>(bytes, wide);
-        break;
-      case IdType::kI8:
-        Convert<int8_t>(bytes, wide);
-        break;
-      case IdType::kI16:
-        Convert<int16_t>(bytes, wide);
-        break;
-      case IdType::kU16:
-        Convert<uint16_t>(bytes, wide);
-        break;
-      case IdType::kI32:
-        Convert<int32_t>(bytes, wide);
-        break;
-      case IdType::kI64:
-        Convert<int64_t>(bytes, wide);
-        break;
-    }
+    kConvert[static_cast<int>(layout_.type)](bytes, wide);
     for (const int64_t id : wide) {
       HL_CHECK_AS(ExitCode::kData, id >= 0 && id < vocab_size_, file_.path().string(), " (",
                   layout_.format, "): the id ", id, " is not below ", vocab_size_,
@@ -238,19 +222,6 @@ class TokenFile::Impl {
   uint64_t done_ = 0;  // Its ids that were read.
   uint64_t num_bytes_read_ = 0;
 };
-
-TokenFile::TokenFile(const fs::path& path, int vocab_size)
-    : impl_(std::make_unique<Impl>(path, vocab_size)) {}
-TokenFile::~TokenFile() = default;
-bool TokenFile::Next(size_t most, std::vector<int32_t>& ids) { return impl_->Next(most, ids); }
-bool TokenFile::at_end() const { return impl_->at_end(); }
-uint64_t TokenFile::num_bytes() const { return impl_->num_bytes(); }
-uint64_t TokenFile::num_bytes_read() const { return impl_->num_bytes_read(); }
-const char* TokenFile::format() const { return impl_->format(); }
-std::optional<uint64_t> TokenFile::only_piece() const { return impl_->only_piece(); }
-uint64_t TokenFile::id_bytes() const { return impl_->id_bytes(); }
-
-namespace {
 
 // One run of `prepare` on token files.
 class TokenFilesRun {
@@ -478,6 +449,11 @@ class TokenFilesRun {
 };
 
 }  // namespace
+
+bool AreTokenFiles(const std::vector<std::string>& names) {
+  return !names.empty() &&
+         std::ranges::all_of(names, [](const std::string& name) { return name.ends_with(".bin"); });
+}
 
 PrepareSummary PrepareTokenFiles(const PrepareConfig& config) {
   const PrepareInput& input = config.input;
