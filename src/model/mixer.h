@@ -181,8 +181,5 @@ class Mixer {
 
 // Throws the same errors as MakePart.
 std::unique_ptr<Mixer> MakeMixer(const MixerConfig& config, const PartContext& context);
-// Returns small configurations of a mixer that together cover every code path, for the conformance
-// suite.
-std::vector<MixerConfig> TestForms(const std::string& mixer);
 
 }  // namespace halflife::model

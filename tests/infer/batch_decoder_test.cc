@@ -15,6 +15,7 @@
 
 #include "infer/row_group.h"
 #include "kernels/linear/linear_products.h"
+#include "model/mixer_forms.h"
 #include "support/expect_error.h"
 
 namespace halflife::infer {

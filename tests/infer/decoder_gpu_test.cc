@@ -8,6 +8,7 @@
 
 #include "infer/generator.h"
 #include "infer/row_group.h"
+#include "model/mixer_forms.h"
 #include "ops/gpu_test.h"
 #include "ops/random_tensors.h"
 #include "ops/torch/device_graph.h"

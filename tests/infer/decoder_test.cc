@@ -8,6 +8,7 @@
 #include <string>
 
 #include "infer/row_group.h"
+#include "model/mixer_forms.h"
 #include "ops/linear/row_products.h"
 #include "ops/random_tensors.h"
 #include "ops/torch/host_waits.h"

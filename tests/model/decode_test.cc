@@ -6,6 +6,7 @@
 #include <string>
 
 #include "model/language_model.h"
+#include "model/mixer_forms.h"
 #include "ops/random_tensors.h"
 
 namespace halflife::model {

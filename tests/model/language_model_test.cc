@@ -11,6 +11,7 @@
 #include <map>
 #include <string>
 
+#include "model/mixer_forms.h"
 #include "model/model_cost.h"
 #include "ops/gradient_check.h"
 #include "ops/rows/dropout.h"

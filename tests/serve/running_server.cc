@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "data/chat/chat_template.h"
+#include "model/mixer_forms.h"
 
 namespace halflife::serve::test {
 namespace {

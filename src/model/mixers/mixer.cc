@@ -6,7 +6,6 @@
 
 #include <algorithm>
 
-#include "core/error.h"
 #include "model/mixers/variants.h"
 #include "ops/torch/dispatch.h"
 
@@ -70,18 +69,7 @@ at::Tensor KeptTail(const at::Tensor& tail) {
 }
 
 std::unique_ptr<Mixer> MakeMixer(const MixerConfig& config, const PartContext& context) {
-  std::vector<Variant<Mixer, PartContext>> makers;
-  for (const MixerVariant& variant : MixerVariants()) makers.push_back(variant);
-  return MakePart(makers, config, context.sizes, context);
-}
-
-std::vector<MixerConfig> TestForms(const std::string& mixer) {
-  std::vector<MixerConfig> forms;
-  for (const MixerVariant& variant : MixerVariants()) {
-    if (variant.name == mixer) forms = variant.test_forms();
-  }
-  HL_CHECK(!forms.empty(), "mixer ", mixer, " lists no form to test");
-  return forms;
+  return MakePart(MixerVariants(), config, context.sizes, context);
 }
 
 }  // namespace halflife::model

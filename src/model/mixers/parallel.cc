@@ -218,16 +218,6 @@ class Parallel : public Mixer {
   std::vector<Part> parts_;
 };
 
-std::vector<MixerConfig> ParallelForms() {
-  const MixerConfig mamba2(
-      "mamba2", {{"num_heads", 4}, {"head_dim", 4}, {"state_size", 3}, {"norm", "none"}});
-  return {ParallelMixer({ParallelPart(mamba2, 1.5, 0.5),
-                         ParallelPart(MixerConfig("softmax", {{"num_heads", 2}}), 1, 0.75)}),
-          ParallelMixer({ParallelPart(MixerConfig("softmax", {{"num_heads", 2}, {"dropout", 0.1}})),
-                         ParallelPart(MixerConfig("gated_delta_net", {{"num_heads", 2}})),
-                         ParallelPart(MixerConfig("softmax", {{"num_heads", 4}, {"window", 9}}))})};
-}
-
 }  // namespace
 
 MixerConfig ParallelMixer(std::vector<ParallelPart> parts) {
@@ -241,8 +231,6 @@ const std::vector<ParallelPart>& PartsOfParallel(const MixerConfig& parallel) {
   return static_cast<const ParallelOptions&>(parallel.options()).parts;
 }
 
-MixerVariant ParallelVariant() {
-  return {VariantOf<ParallelOptions, Parallel, Mixer, PartContext>("parallel"), ParallelForms};
-}
+MixerVariant ParallelVariant() { return MixerVariantOf<ParallelOptions, Parallel>("parallel"); }
 
 }  // namespace halflife::model

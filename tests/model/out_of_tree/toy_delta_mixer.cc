@@ -84,9 +84,6 @@ class ToyDelta : public LinearMixer {
 
 }  // namespace
 
-MixerVariant ToyDeltaVariant() {
-  return MixerVariantOf<ToyDeltaOptions, ToyDelta>("toy_delta",
-                                                   {{{"num_heads", 2}}, {{"num_heads", 4}}});
-}
+MixerVariant ToyDeltaVariant() { return MixerVariantOf<ToyDeltaOptions, ToyDelta>("toy_delta"); }
 
 }  // namespace halflife::model

@@ -95,9 +95,6 @@ class Toy : public Mixer {
 
 }  // namespace
 
-MixerVariant ToyVariant() {
-  return MixerVariantOf<ToyOptions, Toy>(
-      "toy", {{{"num_heads", 2}}, {{"num_heads", 4}, {"half_life", 0.5}}});
-}
+MixerVariant ToyVariant() { return MixerVariantOf<ToyOptions, Toy>("toy"); }
 
 }  // namespace halflife::model

@@ -13,6 +13,7 @@
 #include "core/error.h"
 #include "eval/batch_tensors.h"
 #include "model/language_model.h"
+#include "model/mixer_forms.h"
 #include "ops/torch/device_graph.h"
 #include "train/device.h"
 #include "train/step/gradient_norm.h"

@@ -154,12 +154,6 @@ class BaseConv : public Mixer {
 
 }  // namespace
 
-MixerVariant BaseConvVariant() {
-  return MixerVariantOf<BaseConvOptions, BaseConv>(
-      "base_conv", {{},
-                    {{"kernel_size", 4}, {"use_act", true}},
-                    {{"kernel_size", 1}},
-                    {{"kernel_size", -1}, {"filter_len", 140}, {"use_act", true}}});
-}
+MixerVariant BaseConvVariant() { return MixerVariantOf<BaseConvOptions, BaseConv>("base_conv"); }
 
 }  // namespace halflife::model

@@ -84,8 +84,7 @@ class GatedConv : public Mixer {
 }  // namespace
 
 MixerVariant GatedConvVariant() {
-  return MixerVariantOf<GatedConvOptions, GatedConv>("gated_conv",
-                                                     {{}, {{"expand", 2}, {"conv_size", 1}}});
+  return MixerVariantOf<GatedConvOptions, GatedConv>("gated_conv");
 }
 
 }  // namespace halflife::model

@@ -177,10 +177,6 @@ class Hyena : public Mixer {
 
 }  // namespace
 
-MixerVariant HyenaVariant() {
-  return MixerVariantOf<HyenaOptions, Hyena>(
-      "hyena", {{{"filter_len", 2048}, {"filter_width", 8}},
-                {{"filter_len", 130}, {"filter_width", 6}, {"conv_size", 1}}});
-}
+MixerVariant HyenaVariant() { return MixerVariantOf<HyenaOptions, Hyena>("hyena"); }
 
 }  // namespace halflife::model

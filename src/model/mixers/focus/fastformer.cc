@@ -242,17 +242,7 @@ class Fastformer : public Mixer, public Explained {
 }  // namespace
 
 MixerVariant FastformerVariant() {
-  const auto form = [](const char* preset, int64_t window) -> std::vector<Assignment> {
-    return {{"preset", preset}, {"num_heads", 2}, {"windows", "same"}, {"window", window}};
-  };
-  return MixerVariantOf<FastformerOptions, Fastformer>("fastformer",
-                                                       {{{"num_heads", 2}, {"rescale", 4.0}},
-                                                        form("fastformer_latest", 6),
-                                                        form("fastformer_v011", 0),
-                                                        form("fastformer_seed", 0),
-                                                        form("fastformer_seed", 7),
-                                                        form("additive_readme", 0),
-                                                        form("additive_readme", 2)});
+  return MixerVariantOf<FastformerOptions, Fastformer>("fastformer");
 }
 
 }  // namespace halflife::model

@@ -290,16 +290,6 @@ class Leap : public Mixer, public Explained {
 
 }  // namespace
 
-MixerVariant LeapVariant() {
-  const auto form = [](const char* preset, int64_t window) -> std::vector<Assignment> {
-    return {{"preset", preset}, {"num_heads", 2}, {"windows", "same"}, {"window", window}};
-  };
-  return MixerVariantOf<LeapOptions, Leap>("leap", {{{"num_heads", 2}, {"rescale", 2.0}},
-                                                    form("leap_v011", 0),
-                                                    form("leap_v011", 13),
-                                                    form("leap_v012", 3),
-                                                    form("leap_latest", 7),
-                                                    form("leap_latest", 2)});
-}
+MixerVariant LeapVariant() { return MixerVariantOf<LeapOptions, Leap>("leap"); }
 
 }  // namespace halflife::model

@@ -210,17 +210,6 @@ class D2d : public LinearMixer {
 
 }  // namespace
 
-MixerVariant D2dVariant() {
-  return MixerVariantOf<D2dOptions, D2d>(
-      "d2d", {{{"num_heads", 2}},
-              {{"num_heads", 2}, {"feature_map", "exp"}, {"bias", false}},
-              {{"num_heads", 4}, {"max_log_decay", 0}},
-              {{"num_heads", 2}, {"legacy_view", 160}, {"decay_scale", 0.1}},
-              {{"num_heads", 2}, {"decay", "alibi"}, {"feature_map", "exp"}},
-              {{"num_heads", 2}, {"decay", "trained_alibi"}},
-              {{"num_heads", 2}, {"decay", "none"}, {"rope_theta", 10000}},
-              {{"num_heads", 2}, {"decay", "none"}, {"rope_theta", 10000}, {"feature_map", "exp"}},
-              {{"num_heads", 2}, {"decay", "none"}}});
-}
+MixerVariant D2dVariant() { return MixerVariantOf<D2dOptions, D2d>("d2d"); }
 
 }  // namespace halflife::model

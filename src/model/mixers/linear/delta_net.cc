@@ -64,12 +64,7 @@ LinearForm MakeDeltaNetForm(const DeltaNetOptions& options) {
 }  // namespace
 
 MixerVariant DeltaNetVariant() {
-  return LinearVariantOf<DeltaNetOptions, MakeDeltaNetForm>(
-      "delta_net",
-      {{{"num_heads", 2}},
-       {{"num_heads", 2}, {"expand_v", 0.5}, {"use_output_gate", true}, {"allow_neg_eigval", true}},
-       {{"num_heads", 2}, {"use_short_conv", false}, {"use_beta", false}},
-       {{"num_heads", 2}, {"qk_norm", "sum"}, {"qk_activation", "elu"}}});
+  return LinearVariantOf<DeltaNetOptions, MakeDeltaNetForm>("delta_net");
 }
 
 }  // namespace halflife::model

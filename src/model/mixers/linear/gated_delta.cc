@@ -109,16 +109,7 @@ LinearForm MakeGatedDeltaNetForm(const GatedDeltaNetOptions& options) {
 }  // namespace
 
 MixerVariant GatedDeltaNetVariant() {
-  return LinearVariantOf<GatedDeltaNetOptions, MakeGatedDeltaNetForm>(
-      "gated_delta_net", {{{"num_heads", 2}},
-                          {{"num_heads", 1},
-                           {"num_v_heads", 2},
-                           {"head_dim", 8},
-                           {"expand_v", 2.0},
-                           {"allow_neg_eigval", true},
-                           {"output_gate", "sigmoid"}},
-                          {{"num_heads", 1}, {"conv_size", 1}},
-                          {{"num_heads", 2}, {"use_short_conv", false}, {"output_gate", "none"}}});
+  return LinearVariantOf<GatedDeltaNetOptions, MakeGatedDeltaNetForm>("gated_delta_net");
 }
 
 // Gated DeltaProduct (Siems et al., 2025): Gated DeltaNet with several steps of the delta rule per
@@ -155,18 +146,7 @@ LinearForm MakeGatedDeltaProductForm(const GatedDeltaProductOptions& options) {
 
 MixerVariant GatedDeltaProductVariant() {
   return LinearVariantOf<GatedDeltaProductOptions, MakeGatedDeltaProductForm>(
-      "gated_delta_product", {{{"num_heads", 2}},
-                              {{"num_heads", 1},
-                               {"num_v_heads", 2},
-                               {"head_dim", 8},
-                               {"expand_v", 2.0},
-                               {"allow_neg_eigval", true},
-                               {"num_householder", 3},
-                               {"use_forget_gate", false}},
-                              {{"num_heads", 2},
-                               {"use_short_conv", false},
-                               {"num_householder", 1},
-                               {"use_output_gate", false}}});
+      "gated_delta_product");
 }
 
 // Kimi Delta Attention (Kimi Team, 2025): the delta rule with a decay per key channel and token,
@@ -213,16 +193,6 @@ LinearForm MakeKdaForm(const KdaOptions& options) {
 
 }  // namespace
 
-MixerVariant KdaVariant() {
-  return LinearVariantOf<KdaOptions, MakeKdaForm>(
-      "kda", {{{"num_heads", 2}},
-              {{"num_heads", 1},
-               {"num_v_heads", 2},
-               {"head_dim", 8},
-               {"expand_v", 2.0},
-               {"allow_neg_eigval", true},
-               {"lower_bound", -5.0}},
-              {{"num_heads", 2}, {"use_short_conv", false}, {"gate_bias", false}}});
-}
+MixerVariant KdaVariant() { return LinearVariantOf<KdaOptions, MakeKdaForm>("kda"); }
 
 }  // namespace halflife::model

@@ -88,11 +88,6 @@ LinearForm MakeGlaForm(const GlaOptions& options) {
 
 }  // namespace
 
-MixerVariant GlaVariant() {
-  return LinearVariantOf<GlaOptions, MakeGlaForm>(
-      "gla", {{{"num_heads", 2}},
-              {{"num_heads", 4}, {"num_kv_heads", 2}, {"use_short_conv", true}},
-              {{"num_heads", 2}, {"feature_map", "silu"}}});
-}
+MixerVariant GlaVariant() { return LinearVariantOf<GlaOptions, MakeGlaForm>("gla"); }
 
 }  // namespace halflife::model

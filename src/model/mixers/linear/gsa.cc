@@ -220,18 +220,6 @@ LinearForm MakeGsaForm(const GsaOptions& options) {
 
 }  // namespace
 
-MixerVariant GsaVariant() {
-  return LinearVariantOf<GsaOptions, MakeGsaForm>("gsa", {{{"num_heads", 2}, {"num_slots", 6}},
-                                                          {{"num_heads", 4},
-                                                           {"num_kv_heads", 2},
-                                                           {"num_slots", 5},
-                                                           {"use_short_conv", true},
-                                                           {"gate_normaliser", 1.0}},
-                                                          {{"num_heads", 2},
-                                                           {"num_slots", 3},
-                                                           {"expand_k", 0.5},
-                                                           {"feature_map", "t2r"},
-                                                           {"norm_affine", false}}});
-}
+MixerVariant GsaVariant() { return LinearVariantOf<GsaOptions, MakeGsaForm>("gsa"); }
 
 }  // namespace halflife::model

@@ -140,11 +140,6 @@ LinearForm MakeHgrn2Form(const Hgrn2Options& options) {
 
 }  // namespace
 
-MixerVariant Hgrn2Variant() {
-  return LinearVariantOf<Hgrn2Options, MakeHgrn2Form>(
-      "hgrn2", {{{"num_heads", 2}},
-                {{"num_heads", 4}, {"use_short_conv", true}, {"norm_affine", false}},
-                {{"num_heads", 1}, {"use_lower_bound", false}}});
-}
+MixerVariant Hgrn2Variant() { return LinearVariantOf<Hgrn2Options, MakeHgrn2Form>("hgrn2"); }
 
 }  // namespace halflife::model

@@ -57,10 +57,7 @@ LinearForm MakeLightningForm(const LightningOptions& options) {
 }  // namespace
 
 MixerVariant LightningVariant() {
-  return LinearVariantOf<LightningOptions, MakeLightningForm>(
-      "lightning", {{{"num_heads", 2}},
-                    {{"num_heads", 3}, {"head_dim", 4}},
-                    {{"num_heads", 4}, {"decay", "linear"}}});
+  return LinearVariantOf<LightningOptions, MakeLightningForm>("lightning");
 }
 
 }  // namespace halflife::model

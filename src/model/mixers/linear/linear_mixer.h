@@ -181,8 +181,8 @@ class LinearMixerOf : public LinearMixer {
       : LinearMixer(options.heads(), context, kMakeForm(options)) {}
 };
 template <typename Options, LinearForm (*kMakeForm)(const Options&)>
-MixerVariant LinearVariantOf(const char* name, std::vector<std::vector<Assignment>> test_forms) {
-  return MixerVariantOf<Options, LinearMixerOf<Options, kMakeForm>>(name, std::move(test_forms));
+MixerVariant LinearVariantOf(const char* name) {
+  return MixerVariantOf<Options, LinearMixerOf<Options, kMakeForm>>(name);
 }
 
 }  // namespace halflife::model

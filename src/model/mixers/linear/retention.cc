@@ -37,10 +37,7 @@ LinearForm MakeRetentionForm(const RetentionOptions& options) {
 }  // namespace
 
 MixerVariant RetentionVariant() {
-  return LinearVariantOf<RetentionOptions, MakeRetentionForm>(
-      "retention", {{{"num_heads", 2}},
-                    {{"num_heads", 4}, {"num_kv_heads", 2}, {"use_output_gate", false}},
-                    {{"num_heads", 2}, {"feature_map", "gelu"}, {"norm_affine", false}}});
+  return LinearVariantOf<RetentionOptions, MakeRetentionForm>("retention");
 }
 
 }  // namespace halflife::model

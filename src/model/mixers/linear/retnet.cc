@@ -91,12 +91,6 @@ LinearForm MakeRetNetForm(const RetNetOptions& options) {
 
 }  // namespace
 
-MixerVariant RetNetVariant() {
-  return LinearVariantOf<RetNetOptions, MakeRetNetForm>(
-      "retnet", {{{"num_heads", 2}},
-                 {{"num_heads", 4}, {"num_kv_heads", 2}, {"decay", "range"}},
-                 {{"num_heads", 2}, {"row_norm", "none"}, {"expand_v", 1.0}},
-                 {{"num_heads", 4}, {"num_kv_heads", 2}, {"row_norm", "torchscale_parallel"}}});
-}
+MixerVariant RetNetVariant() { return LinearVariantOf<RetNetOptions, MakeRetNetForm>("retnet"); }
 
 }  // namespace halflife::model

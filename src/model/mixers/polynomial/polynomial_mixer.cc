@@ -174,11 +174,6 @@ class Based : public PolynomialMixer {
 
 }  // namespace
 
-// With 3 heads, 16 channels give 5 per head and leave one channel unused.
-MixerVariant BasedVariant() {
-  return MixerVariantOf<BasedOptions, Based>(
-      "based", {{{"num_heads", 2}, {"feature_dim", 4}},
-                {{"num_heads", 3}, {"feature_dim", 5}, {"eps", 0.5}}});
-}
+MixerVariant BasedVariant() { return MixerVariantOf<BasedOptions, Based>("based"); }
 
 }  // namespace halflife::model

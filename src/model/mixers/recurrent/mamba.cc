@@ -170,11 +170,6 @@ class Mamba : public Mixer {
 
 }  // namespace
 
-MixerVariant MambaVariant() {
-  return MixerVariantOf<MambaOptions, Mamba>(
-      "mamba",
-      {{{"d_state", 5}},
-       {{"d_state", 3}, {"d_conv", 2}, {"expand", 1}, {"dt_rank", 2}, {"mamba_init", "fork"}}});
-}
+MixerVariant MambaVariant() { return MixerVariantOf<MambaOptions, Mamba>("mamba"); }
 
 }  // namespace halflife::model

@@ -340,31 +340,6 @@ double Mamba2::WorkspaceBytes(const GpuBatch& batch) const {
 
 }  // namespace
 
-MixerVariant Mamba2Variant() {
-  return MixerVariantOf<Mamba2Options, Mamba2>(
-      "mamba2", {{{"num_heads", 4}, {"head_dim", 4}, {"state_size", 5}},
-                 {{"num_heads", 4},
-                  {"head_dim", 6},
-                  {"state_size", 4},
-                  {"num_groups", 2},
-                  {"conv_kernel", 3},
-                  {"use_bias", true},
-                  {"norm", std::string("norm_first")},
-                  {"dt_limit_min", 0.01},
-                  {"dt_limit_max", 0.8}},
-                 {{"head_dim", 16},
-                  {"state_size", 3},
-                  {"conv_kernel", 1},
-                  {"num_groups", 2},
-                  {"use_conv_bias", false},
-                  {"norm", std::string("none")},
-                  {"a_init", std::string("heads")},
-                  {"z_multiplier", 0.5},
-                  {"x_multiplier", 1.25},
-                  {"b_multiplier", 0.75},
-                  {"c_multiplier", 2.0},
-                  {"dt_multiplier", 1.5}},
-                 {{"num_heads", 2}, {"state_size", 3}, {"num_groups", 2}, {"use_in_bias", true}}});
-}
+MixerVariant Mamba2Variant() { return MixerVariantOf<Mamba2Options, Mamba2>("mamba2"); }
 
 }  // namespace halflife::model

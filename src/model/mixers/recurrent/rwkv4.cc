@@ -165,9 +165,6 @@ class Rwkv4 : public Mixer {
 
 }  // namespace
 
-MixerVariant Rwkv4Variant() {
-  return MixerVariantOf<Rwkv4Options, Rwkv4>("rwkv4",
-                                             {{}, {{"wkv_dtype", "bf16"}, {"attention_dim", 40}}});
-}
+MixerVariant Rwkv4Variant() { return MixerVariantOf<Rwkv4Options, Rwkv4>("rwkv4"); }
 
 }  // namespace halflife::model

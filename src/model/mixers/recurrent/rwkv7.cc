@@ -327,14 +327,6 @@ class Rwkv7 : public Mixer {
 
 }  // namespace
 
-MixerVariant Rwkv7Variant() {
-  return MixerVariantOf<Rwkv7Options, Rwkv7>("rwkv7",
-                                             {{{"head_dim", 8},
-                                               {"decay_low_rank_dim", 6},
-                                               {"gate_low_rank_dim", 5},
-                                               {"a_low_rank_dim", 4},
-                                               {"value_residual", false}},
-                                              {{"head_dim", 4}, {"value_residual", false}}});
-}
+MixerVariant Rwkv7Variant() { return MixerVariantOf<Rwkv7Options, Rwkv7>("rwkv7"); }
 
 }  // namespace halflife::model

@@ -124,8 +124,7 @@ class RwkvChannelMix : public Mixer {
 }  // namespace
 
 MixerVariant RwkvChannelMixVariant() {
-  return MixerVariantOf<RwkvChannelMixOptions, RwkvChannelMix>(
-      "rwkv_channel_mix", {{}, {{"form", "rwkv7"}, {"width", 24}}});
+  return MixerVariantOf<RwkvChannelMixOptions, RwkvChannelMix>("rwkv_channel_mix");
 }
 
 }  // namespace halflife::model

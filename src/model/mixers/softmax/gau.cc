@@ -162,20 +162,6 @@ class Gau : public Mixer {
 
 }  // namespace
 
-MixerVariant GauVariant() {
-  return MixerVariantOf<GauOptions, Gau>(
-      "gau",
-      {{{"key_dim", 8}},
-       {{"key_dim", 8}, {"width", 24}, {"normaliser", "squared_relu"}, {"bias", true}},
-       {{"key_dim", 8}, {"normaliser", "softmax_plus"}, {"window", 20}, {"dropout", 0.1}},
-       {{"key_dim", 8},
-        {"cos_scale", 3.0},
-        {"query_scale", "info"},
-        {"query_scale_mode", "train"},
-        {"query_scale_length", 32}},
-       {{"key_dim", 8}, {"causal", false}},
-       {{"key_dim", 8}, {"causal", false}, {"normaliser", "squared_relu"}, {"window", 12}},
-       {{"key_dim", 8}, {"causal", false}, {"normaliser", "softmax_plus"}, {"cos_scale", 3.0}}});
-}
+MixerVariant GauVariant() { return MixerVariantOf<GauOptions, Gau>("gau"); }
 
 }  // namespace halflife::model

@@ -283,17 +283,6 @@ class Mla : public Mixer {
 
 }  // namespace
 
-MixerVariant MlaVariant() {
-  const std::vector<Assignment> small = {{"num_heads", 2},        {"kv_lora_rank", 12},
-                                         {"qk_nope_head_dim", 6}, {"qk_rope_head_dim", 4},
-                                         {"v_head_dim", 8},       {"rope_theta", 100.0}};
-  const auto with = [&](std::vector<Assignment> more) {
-    more.insert(more.begin(), small.begin(), small.end());
-    return more;
-  };
-  return MixerVariantOf<MlaOptions, Mla>(
-      "mla", {small, with({{"q_lora_rank", 10}, {"bias", true}, {"num_heads", 3}}),
-              with({{"rope_theta", 0.0}, {"qk_rope_head_dim", 3}, {"v_head_dim", 5}})});
-}
+MixerVariant MlaVariant() { return MixerVariantOf<MlaOptions, Mla>("mla"); }
 
 }  // namespace halflife::model

@@ -234,36 +234,6 @@ class Softmax : public Mixer {
 
 }  // namespace
 
-MixerVariant SoftmaxVariant() {
-  return MixerVariantOf<SoftmaxOptions, Softmax>(
-      "softmax", {{{"num_heads", 2}},
-                  {{"num_heads", 2}, {"head_dim", 12}, {"qkv_bias", true}, {"out_bias", true}},
-                  {{"num_heads", 4}, {"num_kv_heads", 2}, {"qk_norm", true}, {"window", 20}},
-                  {{"num_heads", 2}, {"rope_theta", 0}, {"dropout", 0.1}},
-                  {{"num_heads", 2}, {"causal", false}, {"window", 15}},
-                  {{"num_heads", 2}, {"block", 24}, {"sinks", 3}, {"cos_scale", 5.0}},
-                  {{"num_heads", 4},
-                   {"num_kv_heads", 2},
-                   {"cos_scale", 3.0},
-                   {"cos_scale_learned", true},
-                   {"query_scale", "info"},
-                   {"query_scale_mode", "train"},
-                   {"query_scale_length", 32}},
-                  {{"num_heads", 4},
-                   {"num_kv_heads", 2},
-                   {"head_dim", 8},
-                   {"qk_norm", true},
-                   {"qk_norm_zero_centered", true},
-                   {"output_gate", "sigmoid"},
-                   {"partial_rotary_factor", 0.5}},
-                  {{"num_heads", 2},
-                   {"qkv_bias", true},
-                   {"output_gate", "sigmoid"},
-                   {"qk_norm", true},
-                   {"qk_norm_over", "all_heads"},
-                   {"window", 20},
-                   {"score_scale", 0.5},
-                   {"key_multiplier", 0.25}}});
-}
+MixerVariant SoftmaxVariant() { return MixerVariantOf<SoftmaxOptions, Softmax>("softmax"); }
 
 }  // namespace halflife::model
