@@ -460,7 +460,7 @@ MUTATIONS = make_table({
                  "works_.size() : works_.size()));",
                  "tests/train/step/step_test.cc:*WorldSizeChangesNoBit*"),
         Mutation("the first sum in bf16 is not stored",
-                 "src/train/step/gradient_shares.cc",
+                 "src/train/step/gradient_sync.cc",
                  "HeldRange(bucket).copy_(sum.own);",
                  "",
                  "tests/train/step/step_test.cc:*TravelInBf16*"),

@@ -1,20 +1,78 @@
 #include "train/plan/cluster.h"
 
+#include <nlohmann/json.hpp>
+
 #include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <map>
 #include <set>
+#include <span>
 #include <sstream>
+#include <string>
+#include <vector>
 
 #include "core/error.h"
+#include "core/json_text.h"
 #include "core/nearest.h"
 #include "dist/request.h"
 #include "train/config/plan.h"
 #include "train/device.h"
-#include "train/plan/cluster_links.h"
 
 namespace halflife::train {
+namespace {
+
+// Decay attention on an H100: `ns` are those of a token and head, forward and backward.
+struct MeasuredKernel {
+  double state_elements = 0;  // K V of a head
+  double ns = 0;
+};
+constexpr MeasuredKernel kPerHead[] = {{64 * 64, 1.173}, {128 * 128, 2.914}, {128 * 256, 6.325}};
+constexpr MeasuredKernel kPerToken[] = {{64 * 64, 1.450}, {128 * 128, 3.435}, {128 * 256, 7.095}};
+constexpr MeasuredKernel kPerChannel[] = {{64 * 64, 3.277}, {128 * 128, 8.360}, {128 * 256, 11.70}};
+constexpr double kPeakOfThem = 989e12;
+// model::FlopCount::mixing of a token, head and element of its state, in forward and backward.
+constexpr double kFlopsPerElement = 12;
+
+struct Family {
+  std::span<const MeasuredKernel> kernels;
+  // The share in a measured step, relative to that of the kernel in a benchmark of its own.
+  double in_step;
+};
+constexpr Family kHeads = {kPerHead, 0.97}, kTokens = {kPerToken, 0.97},
+                 kChannels = {kPerChannel, 0.88};
+
+double ShareOf(const MeasuredKernel& kernel) {
+  return kFlopsPerElement * kernel.state_elements / (kernel.ns * 1e-9) / kPeakOfThem;
+}
+
+double ShareOf(const Family& family, double state_elements) {
+  const auto above = std::ranges::find_if(family.kernels, [&](const MeasuredKernel& kernel) {
+    return kernel.state_elements >= state_elements;
+  });
+  if (above == family.kernels.end()) return family.in_step * ShareOf(family.kernels.back());
+  if (above == family.kernels.begin()) return family.in_step * ShareOf(*above);
+  const MeasuredKernel& below = *std::prev(above);
+  const double part = std::log(state_elements / below.state_elements) /
+                      std::log(above->state_elements / below.state_elements);
+  return family.in_step * std::pow(ShareOf(below), 1 - part) * std::pow(ShareOf(*above), part);
+}
+
+}  // namespace
+
+std::optional<double> MeasuredMixingShare(std::string_view mixer, int64_t state_elements) {
+  static const std::map<std::string_view, Family> kFamilies = {
+      {"gla", kChannels},  {"hgrn2", kChannels},  {"lightning", kHeads},
+      {"mamba2", kTokens}, {"retention", kHeads}, {"retnet", kHeads}};
+  static const std::map<std::string_view, double> kShares = {
+      {"mamba", 0.0026}, {"rebased", 0.0073}, {"softmax", 0.165}};
+  if (const auto family = kFamilies.find(mixer); family != kFamilies.end() && state_elements > 0)
+    return ShareOf(family->second, static_cast<double>(state_elements));
+  const auto found = kShares.find(mixer);
+  return found == kShares.end() ? std::nullopt : std::optional(found->second);
+}
+
 namespace {
 
 constexpr double kGiB = 1024.0 * 1024 * 1024;
@@ -265,6 +323,76 @@ ops::ExchangeCost Cluster::RowCost(int sp) const {
           .gather_s_per_byte = slope(dist::OpKind::kAllGather, sp),
           .shift_s = seconds(dist::OpKind::kSendRecv, 0),
           .shift_s_per_byte = slope(dist::OpKind::kSendRecv, 1)};
+}
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Amount {
+  double Cluster::*field;
+  double unit;
+};
+using Amounts = std::map<std::string, Amount>;
+
+const std::map<std::string, Amounts>& Levels() {
+  static const std::map<std::string, Amounts> levels = {
+      {"node",
+       {{"gbs", {&Cluster::nvlink_bytes_per_s, 1e9}},
+        {"latency_us", {&Cluster::node_hop_s, 1e-6}}}},
+      {"network",
+       {{"gbs", {&Cluster::network_bytes_per_s, 1e9}},
+        {"latency_us", {&Cluster::network_hop_s, 1e-6}}}},
+      {"", {{"call_us", {&Cluster::base_s, 1e-6}}}}};
+  return levels;
+}
+
+[[noreturn]] void FailOfKey(const std::string& file, const std::string& key,
+                            const std::vector<std::string>& known) {
+  HL_FAIL(ExitCode::kUsage, file, " has no key '", key, "'", DidYouMean(key, known), ". Use ",
+          Join(known, ", "), ".");
+}
+
+// `level`: "" for the keys of the file itself.
+void ReadAmount(const std::string& file, const std::string& level, const std::string& key,
+                const Json& value, Cluster& cluster) {
+  const Amounts& amounts = Levels().at(level);
+  const std::string name = level.empty() ? key : Concat(level, ".", key);
+  const auto found = amounts.find(key);
+  if (found == amounts.end()) {
+    std::vector<std::string> known;
+    for (const auto& [of, amount] : amounts)
+      known.push_back(level.empty() ? of : Concat(level, ".", of));
+    if (level.empty()) known.insert(known.end(), {"node", "network"});
+    FailOfKey(file, name, known);
+  }
+  HL_CHECK_AS(ExitCode::kUsage, value.is_number() && value.get<double>() > 0, file, ": ", name,
+              " is ", value.dump(), ". Use a number above 0.");
+  cluster.*found->second.field = found->second.unit * value.get<double>();
+}
+
+}  // namespace
+
+void ReadLinks(const std::filesystem::path& file, Cluster& cluster) {
+  const std::string name = file.string();
+  std::error_code error;
+  HL_CHECK_AS(ExitCode::kUsage, std::filesystem::is_regular_file(file, error),
+              "--plan links=", name,
+              ": there is no such file. Use a file like {\"node\": {\"gbs\": 370, "
+              "\"latency_us\": 3}, \"network\": {\"gbs\": 44, \"latency_us\": 11}}.");
+  const Json links = Json::parse(ReadJsonText(file), nullptr, /*allow_exceptions=*/false);
+  HL_CHECK_AS(ExitCode::kUsage, links.is_object(), name,
+              " is not a JSON object. Use {\"node\": {...}, \"network\": {...}}.");
+  for (const auto& [key, value] : links.items()) {
+    if (key.empty() || !Levels().contains(key)) {
+      ReadAmount(name, "", key, value, cluster);
+      continue;
+    }
+    HL_CHECK_AS(ExitCode::kUsage, value.is_object(), name, ": ", key, " is ", value.dump(),
+                ". Use {\"gbs\": NUMBER, \"latency_us\": NUMBER}.");
+    for (const auto& [of_level, number] : value.items())
+      ReadAmount(name, key, of_level, number, cluster);
+  }
 }
 
 }  // namespace halflife::train

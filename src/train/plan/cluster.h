@@ -3,17 +3,37 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "dist/rehearsal.h"
 #include "kernels/decay_attention/decay_attention_args.h"
 #include "ops/sequence/exchange_cost.h"
 #include "train/config/run_config.h"
-#include "train/plan/measured_shares.h"
 
 namespace halflife::train {
+
+// The fractions of a GPU's limits that training steps and kernels reached on an H100
+// (bench/RESULTS.md, steps of 24 layers and 16,384 tokens in bf16). Plans multiply the limits of
+// their device by them. The test measured_steps_test compares plans with the measured steps.
+
+// Matrix products with parameters, relative to the dense peak.
+inline constexpr double kProductShare = 0.73;
+// Memory traffic of everything that is neither a matrix product nor mixing (norms, activations,
+// loss, update, gaps between kernels), relative to the memory bandwidth. ComputePiece::bytes counts
+// the traffic.
+inline constexpr double kTrafficShare = 0.75;
+
+// Returns the operations per second of a mixer's work between tokens (model::FlopCount::mixing),
+// relative to the peak. Returns nullopt if neither a step with this mixer nor its kernel was
+// measured. Decay attention depends on the shape of a head's state [K, V]: `state_elements` is K V.
+// Between the measured shapes the logarithm is interpolated, and beyond them the nearest counts.
+std::optional<double> MeasuredMixingShare(std::string_view mixer, int64_t state_elements);
+// The share that a plan assumes for other mixers: that of decays per channel.
+inline constexpr double kAssumedMixingShare = 0.03;
 
 // ParsePlan fills it with the known facts of the device (KnownGpus).
 struct Cluster {
@@ -56,12 +76,24 @@ struct PlanRequest {
 
 // Parses for example "nodes=128,gpus=8,sp=8,zero=1" or
 // "auto,nodes=4,gpus=8,device=h200,memory_gib=120". The keys are nodes, gpus, sp, zero, shard,
-// micro_batch, device (h100 h200 a100 cpu), links (a file, see cluster_links.h), peak_tflops,
+// micro_batch, device (h100 h200 a100 cpu), links (a file, see ReadLinks), peak_tflops,
 // efficiency, hbm_gbs, nvlink_gbs, network_gbs and memory_gib. GB/s are 1e9 bytes per second.
 // Throws Error kUsage for an unknown key or an invalid value, with the allowed values.
 PlanRequest ParsePlan(const std::string& text);
 
 // Returns the recipe for these machines. Throws Error kUsage if sp is not one of RowSizes().
 RunConfig ConfigFor(RunConfig config, const PlanRequest& request);
+
+// The links of a cluster in a file, for plans (`--plan links=FILE`): measured bandwidths and
+// latencies in place of those that a plan assumes for the device.
+// docs/running_on_a_cluster.md shows a file.
+//
+// "node" are the links between the ranks of a node, and "network" those between nodes. "gbs" is
+// what one rank sends per second, in 1e9 bytes. "latency_us" is the time of one step of a ring
+// without its bytes, and "call_us" that of an operation without any step. Values that are absent
+// keep those of the device.
+
+// Sets the links of `cluster`. Throws Error kUsage with the file, the key and the fix.
+void ReadLinks(const std::filesystem::path& file, Cluster& cluster);
 
 }  // namespace halflife::train

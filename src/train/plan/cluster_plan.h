@@ -48,7 +48,7 @@ struct ClusterPlan {
   MemoryPlan memory = {};
   std::vector<PlannedCollective> collectives = {};
   double step_s = 0, compute_s = 0;  // compute_s: compute without waits, including the update.
-  // Mixing of mixers without a measured rate (measured_shares.h).
+  // Mixing of mixers without a measured rate (MeasuredMixingShare).
   double assumed_s = 0;
   double tokens_per_s = 0;  // Over all ranks.
   // Fractions of the peak. mfu_6p counts 6 x parameters FLOPs per token (Chowdhery et al., 2022,
