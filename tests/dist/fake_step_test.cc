@@ -16,7 +16,6 @@
 #include "dist/gradient_reducer.h"
 #include "dist/nccl_communicator.h"
 #include "dist/parameter_gather.h"
-#include "dist/share_reducer.h"
 #include "dist/unit_gather.h"
 
 namespace halflife::dist {

@@ -1,6 +1,6 @@
 // UnitSchedule, by a simulation of the slots: for any model and prefetch, a unit is in its slot
 // when it is read, and nothing is gathered that is there already.
-#include "dist/unit_schedule.h"
+#include "dist/unit_gather.h"
 
 #include <gtest/gtest.h>
 

@@ -470,7 +470,7 @@ MUTATIONS = make_table({
                  "",
                  "tests/train/step/step_test.cc:*Units*"),
         Mutation("shard groups are never summed over replicas",
-                 "src/dist/share_reducer.cc",
+                 "src/dist/gradient_reducer.cc",
                  "  const Bucket& all = layout_.buckets()[bucket];",
                  "  return; const Bucket& all = layout_.buckets()[bucket];",
                  "tests/train/step/step_test.cc:*ShardGroups*"),

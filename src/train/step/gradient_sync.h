@@ -44,7 +44,6 @@
 
 #include "dist/communicator.h"
 #include "dist/gradient_reducer.h"
-#include "dist/share_reducer.h"
 #include "model/parameters.h"
 #include "ops/torch/gradient_sink.h"
 #include "train/config/run_config.h"
@@ -56,7 +55,7 @@ namespace halflife::train {
 // first gradient until its sum over ranks has been sent to the ranks that hold its parts. Every
 // micro-batch is summed over the shard group, and each rank accumulates the range that it holds.
 // After the last micro-batch, the ranges are summed over the replica group
-// (dist/share_reducer.h).
+// (dist::ShareReducer).
 class GradientShares final : private dist::ShareMemory {
  public:
   // All are borrowed. The arena's gradients must be divided over the shard group. `in_bf16`: the

@@ -1,5 +1,5 @@
 // The memory of gathered weights under ZeRO stage 3: slots of fixed size, and one storage for each
-// unit (dist/unit_schedule.h) that points at the slot in which the unit is. The model's parameters
+// unit (dist/unit_gather.h) that points at the slot in which the unit is. The model's parameters
 // are views of the storages of their units, so the tensors that autograd saves for backward follow
 // a unit to another slot. A storage of a unit that is in no slot has no memory: reading such a
 // parameter is an error.
