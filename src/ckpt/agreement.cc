@@ -187,8 +187,8 @@ void CheckAllowedNames(const Expectation& expectation, const Manifest* manifest)
   for (const std::string& name : expectation.allow_change) {
     const auto allows = [&](const std::string& field) { return Allows(name, field); };
     HL_CHECK_AS(ExitCode::kUsage, std::ranges::any_of(known, allows), "--allow-change '", name,
-                "' is no field that a checkpoint is compared by", DidYouMean(name, known),
-                "\nThese are: ", Join(known, ", "));
+                "' is no field that must agree with the checkpoint", DidYouMean(name, known),
+                "\nUse one of ", Join(known, ", "));
   }
 }
 

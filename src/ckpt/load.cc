@@ -183,8 +183,8 @@ void LoadSession::CompareArrays() {
       control_, {"ckpt_replicas", 0}, [&] { return ToHex(hash.Digest()); },
       [](const std::vector<std::string>& hashes) {
         for (size_t rank = 0; rank < hashes.size(); ++rank) {
-          HL_CHECK(hashes[rank] == hashes[0], "after loading, rank ", rank, " holds ", hashes[rank],
-                   " and rank 0 ", hashes[0]);
+          HL_CHECK(hashes[rank] == hashes[0], "the loaded weights differ between ranks: hash ",
+                   hashes[rank], " on rank ", rank, " and ", hashes[0], " on rank 0");
         }
         return std::string();
       });

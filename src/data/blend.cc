@@ -101,7 +101,8 @@ void Blend::Restore(BlendSegment segment) {
   segment.base.resize(sources_.size(), 0);
   HL_CHECK(
       std::accumulate(segment.counts.begin(), segment.counts.end(), uint64_t{0}) == kBlendCycle,
-      "the counts of a segment of a blend");
+      "a blend's segment at sample ", segment.first_sample, " does not have ", kBlendCycle,
+      " samples per cycle");
   cycles_.push_back(MakeCycle(segment.counts));
   segments_.push_back(std::move(segment));
 }

@@ -354,8 +354,8 @@ ValidationResult Validate(const model::LanguageModel& model, const data::TokenVi
       "position bins, recall, context scores and attention statistics do not support rows that are "
       "split over ranks");
   HL_CHECK((config.stride == 0 && config.piece == 0) || (predicts_text && sp == 1),
-           "sliding or carried rows need next-token prediction of text, and rows that are not "
-           "split over ranks");
+           "the protocols sliding and carried require next-token prediction of text, and rows that "
+           "are not split over ranks");
   HL_CHECK(!config.recall || predicts_text, "recall needs next-token prediction of text");
   Sums sums = {.rows = {},
                .bins = {total, config.seq_len, config.bin},

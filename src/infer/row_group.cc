@@ -61,7 +61,7 @@ at::Tensor RowGroup::Step(std::span<const int32_t> tokens) {
   const c10::InferenceMode inference;
   HL_CHECK(std::ssize(tokens) == num_rows(), tokens.size(), " tokens for ", num_rows(), " rows");
   const Range range = RowsToStep();
-  HL_CHECK(range.count > 0, "a step of a group without a text");
+  HL_CHECK(range.count > 0, "a step needs at least one text in the group");
   const at::Tensor ids = at::empty({range.count}, at::kLong);
   const at::Tensor positions = at::empty({range.count, 1}, at::kLong);
   for (int64_t i = 0; i < range.count; ++i) {

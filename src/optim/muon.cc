@@ -44,7 +44,7 @@ struct MuonConfig : ConfigOf<MuonConfig> {
       problems.push_back(Concat("momentum: ", momentum, ". Use [0, 1)"));
     if (newton_schulz_steps < 1 || newton_schulz_steps > 100)
       problems.push_back(
-          Concat("newton_schulz_steps: ", newton_schulz_steps, ". Use 1 to 100 (5 is usual)"));
+          Concat("newton_schulz_steps: ", newton_schulz_steps, ". Use 1 to 100 (for example 5)"));
     return problems;
   }
 };

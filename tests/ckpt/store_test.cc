@@ -246,7 +246,7 @@ TEST(StoreTest, FieldsOfEitherSideMayChangeAndNamesOfNeitherAreRefused) {
   expectation.model_config_json = R"({"num_layers": 2, "mixer": {"kind": "gla"}})";
   expectation.allow_change = {"model.mixer.kind", "model.mixer.name"};
   EXPECT_HL_ERROR(LoadStep(run.path(), 1, SmallSpecs(), {}, expectation), ExitCode::kUsage,
-                  "--allow-change 'model.mixer.name' is no field that a checkpoint is");
+                  "--allow-change 'model.mixer.name' is no field that must agree");
   SaveStep(run.path(), {.step = 10}, SmallSpecs());
   EXPECT_TRUE(LoadStep(run.path(), 2, SmallSpecs(), {}, expectation));
   expectation.allow_change.emplace_back("model.mixer.nme");

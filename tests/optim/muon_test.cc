@@ -181,9 +181,9 @@ TEST(Muon, RefusesValuesOutsideTheirLimits) {
   EXPECT_TRUE(choice.config().Problems().empty());
   *std::get<double*>(choice.config().Fields()[0].place) = 1;
   *std::get<int64_t*>(choice.config().Fields()[2].place) = 0;
-  EXPECT_THAT(
-      choice.config().Problems(),
-      ElementsAre("momentum: 1. Use [0, 1)", "newton_schulz_steps: 0. Use 1 to 100 (5 is usual)"));
+  EXPECT_THAT(choice.config().Problems(),
+              ElementsAre("momentum: 1. Use [0, 1)",
+                          "newton_schulz_steps: 0. Use 1 to 100 (for example 5)"));
 }
 
 }  // namespace

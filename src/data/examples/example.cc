@@ -161,7 +161,8 @@ bool ExampleEncoder::LabelNext(Example& example,
 
 void RowPacker::Add(const Example& example) {
   const auto length = static_cast<int64_t>(example.ids.size());
-  HL_CHECK(length >= 1 && length <= config_.row_len, "an example of ", length, " tokens");
+  HL_CHECK(length >= 1 && length <= config_.row_len, "an example has ", length,
+           " tokens, and a row ", config_.row_len);
   if (used_ + length > config_.row_len) PadRow();
   if (used_ == 0) ++num_rows_;
   const size_t pair = example.rejected_begin;

@@ -9,7 +9,7 @@ namespace halflife::data {
 void PrepareInput::Check() const {
   const double fraction = FractionOrUsual();
   HL_CHECK_AS(ExitCode::kUsage, fraction >= 0 && fraction < 1, "--validation-fraction ", fraction,
-              " is not in [0, 1); 0.05 is usual, 0 leaves the validation split empty");
+              " is not in [0, 1). Use for example 0.05, or 0 for no validation split.");
   HL_CHECK_AS(ExitCode::kUsage, validation_tail >= 0 && validation_tail < 1, "--validation-tail ",
               validation_tail,
               " is not a share of a text. Use a number above 0 and below 1, such as 0.1.");
@@ -18,16 +18,16 @@ void PrepareInput::Check() const {
               "--validation-tail, --validation-fraction and --validation-input exclude each other. "
               "Use one of them.");
   HL_CHECK_AS(ExitCode::kUsage, max_document_bytes > 0, "--max-document-bytes ", max_document_bytes,
-              " is not positive; ", PrepareInput().max_document_bytes, " is usual");
+              " is not positive. Use for example ", PrepareInput().max_document_bytes, ".");
 }
 
 void PrepareOutput::Check() const {
   HL_CHECK_AS(ExitCode::kUsage, !out.empty(), "--out names no folder. Use --out DIR.");
   HL_CHECK_AS(ExitCode::kUsage, threads >= 0 && threads <= 1024, "--threads ", threads,
-              " is not in [0, 1024]; 0 uses all cores");
+              " is not in [0, 1024]. Use 0 for all cores.");
   HL_CHECK_AS(ExitCode::kUsage, shard_tokens >= kBlockTokens && shard_tokens <= kMostShardTokens,
-              "--shard-tokens ", shard_tokens, " is not in [", kBlockTokens, ", ", kMostShardTokens,
-              "]");
+              "--shard-tokens ", shard_tokens, " is out of range. Use ", kBlockTokens, " to ",
+              kMostShardTokens, ".");
 }
 
 int PrepareOutput::NumThreads() const { return threads == 0 ? NumUsableCores() : threads; }

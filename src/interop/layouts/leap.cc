@@ -44,7 +44,7 @@ void SetRescale(ConfigReader& reader, const char* key, model::MixerConfig& mixer
   if (!reader.Has(key)) return;
   const double rescale = reader.Double(key, 1);
   reader.Require(rescale > 0, key, " is ", rescale,
-                 ". Only numbers above 0 are supported (10 is usual).");
+                 ". Only numbers above 0 are supported (for example 10).");
   mixer.Set("rescale", rescale);
 }
 
@@ -192,7 +192,7 @@ class Leap : public LeapAuthors {
     reader.Require(!reader.Bool("rnn", false), "rnn is true. Only false is supported.");
     if (release.preset != std::string("leap_v101")) return reader.Ignore({"rescale"});
     reader.Require(reader.Has("rescale"), "rescale is null, which means 1.0.1 without its norms. ",
-                   "Only numbers are supported (10 is usual).");
+                   "Only numbers are supported (for example 10).");
     SetRescale(reader, "rescale", mixer);
   }
 };

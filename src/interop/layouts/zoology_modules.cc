@@ -115,7 +115,7 @@ model::MixerConfig ReadBaseConv(ConfigReader& kwargs, int64_t layer) {
     taps = kwargs.Int("kernel_size", taps, /*min=*/-1);
   }
   kwargs.Require(taps >= -1 && taps <= 1024, "kernel_size is ", taps,
-                 ". Only -1 or a number of taps (3 is usual) is supported.");
+                 ". Only -1 or a number of taps (for example 3) is supported.");
   mixer.Set("kernel_size", taps);
   mixer.Set("use_act", kwargs.Bool("use_act", false));
   const int64_t length = kwargs.Int("l_max", 1024);

@@ -356,11 +356,11 @@ TEST_F(PrepareExamplesTest, Refuses) {
       with([&](auto& c) { c.input.paths = {File("un.tsv", "text\tlabel\na\t1\nb\t2\nc\t\n")}; }),
       ExitCode::kData, "un.tsv:4: a text without a label. Use one of 1, 2.");
   EXPECT_HL_ERROR(with([](auto& c) { c.output.threads = 1025; }), ExitCode::kUsage,
-                  "--threads 1025", "0 uses all cores");
+                  "--threads 1025", "Use 0 for all cores");
   EXPECT_HL_ERROR(with([](auto& c) { c.output.shard_tokens = 10; }), ExitCode::kUsage,
                   "--shard-tokens 10", "32768");
   EXPECT_HL_ERROR(with([](auto& c) { c.input.validation_fraction = 1; }), ExitCode::kUsage,
-                  "--validation-fraction 1", "0.05 is usual");
+                  "--validation-fraction 1", "Use for example 0.05");
   EXPECT_HL_ERROR(with([](auto& c) { c.input.max_document_bytes = 0; }), ExitCode::kUsage,
                   "--max-document-bytes 0");
   const std::atomic<bool> stop{true};

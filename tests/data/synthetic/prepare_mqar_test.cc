@@ -165,7 +165,7 @@ TEST(PrepareMqar, RefusesWhatCannotBe) {
   EXPECT_HL_ERROR(PrepareMqar(config), ExitCode::kUsage, "no rows. Use --examples 1 or more");
   config = Small(dir / "data");
   config.output.threads = -1;
-  EXPECT_HL_ERROR(PrepareMqar(config), ExitCode::kUsage, "--threads -1", "0 uses all cores");
+  EXPECT_HL_ERROR(PrepareMqar(config), ExitCode::kUsage, "--threads -1", "Use 0 for all cores");
   config = Small(dir / "data");
   config.output.shard_tokens = 10;
   EXPECT_HL_ERROR(PrepareMqar(config), ExitCode::kUsage, "--shard-tokens 10", "32768");

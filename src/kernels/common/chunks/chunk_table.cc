@@ -10,8 +10,8 @@ namespace {
 
 void CheckLimits(const ChunkTableConfig& config) {
   HL_CHECK(config.batch >= 0 && config.seq_len >= 0 && config.chunk_size >= 1,
-           "chunk table of batch ", config.batch, ", ", config.seq_len, " tokens, chunks of ",
-           config.chunk_size);
+           "chunk table: batch ", config.batch, " and seq_len ", config.seq_len,
+           " must not be negative, and chunk_size ", config.chunk_size, " must be at least 1");
   constexpr int64_t kMax = std::numeric_limits<int32_t>::max();  // the kernels count in 32 bits
   HL_CHECK_AS(ExitCode::kUsage, config.batch <= kMax && config.seq_len <= kMax,
               "chunk table: a batch of ", config.batch, " rows of ", config.seq_len,
