@@ -15,7 +15,7 @@ import extract_examples  # noqa: E402
 ELSEWHERE = {"kernels/common/cpu/block_rows.h", "kernels/common/cpu/chunk_rows.h", "kernels/common/cpu/microkernel.h",
              "kernels/common/cpu/rows_ahead.h", "kernels/focus_pool/cpu/window_scan.h",
              "kernels/common/cuda/device.h", "kernels/common/cuda/device.h.2", "kernels/common/cuda/device90.h",
-             "kernels/common/cuda/device.h.3"}
+             "kernels/common/cuda/device.h.3", "tools/cuda_emulator/swizzle.h"}
 
 
 def lines_of(*text):

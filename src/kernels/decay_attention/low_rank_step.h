@@ -4,7 +4,7 @@
 //   log_decay[b, h, k] = max(scale ln sigmoid(hidden[b] . weight[h K + k] + bias[h K + k]), floor)
 //
 // The step computes it by itself, in place of a product, a gate and a read from memory. The result
-// has the bits of these operations (row_products_args.h, decay_gate_args.h).
+// has the bits of these operations (row_products_args.h, decay_gates_args.h).
 #pragma once
 
 #include "kernels/decay_attention/decay_attention_args.h"
