@@ -22,10 +22,10 @@ using internal::ErrnoText;
 
 namespace {
 
-// The fix of a usual error of the system.
+// The fix of a usual error of the system. Callers may add a sentence, so it has no period.
 const char* AdviceFor(int error) {
-  if (error == ENOSPC) return ". Free space on this disk.";
-  return error == EACCES ? ". Check its permissions." : "";
+  if (error == ENOSPC) return ". Free space on this disk";
+  return error == EACCES ? ". Check its permissions" : "";
 }
 
 }  // namespace

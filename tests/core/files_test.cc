@@ -154,7 +154,7 @@ TEST_F(Files, AnOutputGoesThroughWhatIsNoFile) {
   EXPECT_TRUE(fs::is_character_file("/dev/null"));
   EXPECT_HL_ERROR(
       WriteOutput("/dev/full", "x", kCode), kCode,
-      "cannot write /dev/full: No space left on device (errno 28). Free space on this disk.");
+      "cannot write /dev/full: No space left on device (errno 28). Free space on this disk");
 }
 
 // The write uses the descriptor itself, so earlier and later output of the program is kept.

@@ -169,7 +169,7 @@ TEST_F(DatasetTest, AFolderOfAnotherUserIsNotMissing) {
   const TempDir dir;
   const halflife::test::Unreadable unreadable(dir.path());
   EXPECT_HL_ERROR(ReadManifest(dir / kManifestName), ExitCode::kData, "cannot open ",
-                  "Permission denied (errno 13). Check its permissions.");
+                  "Permission denied (errno 13). Check its permissions");
 }
 
 TEST_F(DatasetTest, MissingAndCutShards) {

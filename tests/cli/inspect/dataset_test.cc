@@ -84,7 +84,7 @@ TEST_F(InspectDatasetTest, ShardsWithoutAManifestAreADamagedDataset) {
 TEST_F(InspectDatasetTest, AFolderOfAnotherUser) {
   const test::Unreadable unreadable(dir_ / "out");
   EXPECT_HL_ERROR(Describe(dir_ / "out"), ExitCode::kData, "out: Permission denied",
-                  "Check its permissions.");
+                  "Check its permissions");
 }
 
 TEST_F(InspectDatasetTest, AShardIsVerifiedAgainstItsManifest) {
