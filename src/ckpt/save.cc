@@ -128,7 +128,7 @@ std::string SaveSession::OpenAttempt() const {
   HL_CHECK_AS(ExitCode::kCheckpointIo, free >= needed + needed / 10, "step ", state_.step,
               " needs ", HumanBytes(needed + needed / 10), " in ", dir_.string(), ", ",
               HumanBytes(free), " are free (", std::strerror(ENOSPC),
-              "). Free space, or set ckpt.keep_last to keep fewer steps.");
+              "). Free space, or set ckpt.keep_last to keep fewer steps");
   const std::string attempt = RandomHex(8);
   const fs::path temporary = dir_ / TemporaryName(state_.step, attempt);
   fs::create_directory(temporary, error);
