@@ -384,6 +384,11 @@ TEST(ChooseLayoutTest, ListsWhatGpt2HasNot) {
   alibi.positions = model::PositionsConfig("alibi");
   EXPECT_HL_ERROR(Chosen(alibi, "llama"), ExitCode::kUsage,
                   "the positions is alibi. Only none, interpolated, llama3, yarn are supported.");
+  model::ModelConfig odd =
+      Model("softmax", {{"head_dim", 16}, {"partial_rotary_factor", 0.2}, {"rope_theta", 10000.0}});
+  odd.positions = model::PositionsConfig("yarn", {{"factor", 4.0}, {"length", 64}});
+  EXPECT_HL_ERROR(Chosen(odd, "llama"), ExitCode::kUsage, "yarn rotates 3 channels of each head",
+                  "Set partial_rotary_factor so that it rotates an even number");
   EXPECT_HL_ERROR(Chosen(Model("softmax", {{"block", 8}, {"cos_scale", 4.0}}), "llama"),
                   ExitCode::kUsage, "llama: block is 8. Only 0 is supported.", "cos_scale is 4");
   EXPECT_HL_ERROR(Chosen(Model("softmax"), "gpt2"), ExitCode::kUsage,
@@ -563,6 +568,11 @@ TEST(LayoutTest, NullsOfFla) {
     EXPECT_FALSE(Read(type, R"({"elementwise_affine": null})").mixer.Get<bool>("norm_affine"));
     EXPECT_TRUE(Read(type, "{}").mixer.Get<bool>("norm_affine"));
   }
+  const auto key_eps = [](const char* config) {
+    return Read("rwkv7", config).mixer.Get<double>("key_eps");
+  };
+  EXPECT_EQ(key_eps(R"({"fuse_norm": null})"), key_eps(R"({"fuse_norm": false})"));
+  EXPECT_NE(key_eps(R"({"fuse_norm": null})"), key_eps("{}"));
   for (const auto& [type, config] :
        {std::pair{"transformer", R"({"rope_theta": null})"},
         {"gla", R"({"attn": {"layers": [0], "num_heads": 4, "rope_theta": null}})"}})
@@ -572,6 +582,14 @@ TEST(LayoutTest, NullsOfFla) {
   const std::string slots = R"({"hidden_size": 100, "num_heads": 1, "num_slots": null, )";
   for (const char* key : {R"("expand_k": 0.29})", R"("exapnd_k": 0.29})"})
     EXPECT_EQ(Read("gsa", slots + key).mixer.Get<int64_t>("num_slots"), 29);
+}
+
+// Older versions of fla's Mamba have the key of transformers for the rank.
+TEST(LayoutTest, RankOfFlasMamba) {
+  for (const char* key : {"dt_rank", "time_step_rank"})
+    EXPECT_EQ(Read("mamba", Concat(R"({"norm_eps": 1e-5, ")", key, R"(": 5})"))
+                  .mixer.Get<int64_t>("dt_rank"),
+              5);
 }
 
 TEST(LayoutTest, ShortConvolutionsOfOneTap) {

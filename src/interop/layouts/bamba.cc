@@ -41,7 +41,7 @@ class Bamba : public Layout {
                           "rope_theta", "partial_rotary_factor", "qkv_bias", "out_bias"},
                          lines);
       AddAttentionBiasObstacle(*mixers.softmax, lines);
-      if (HasReversedRamp(config, *mixers.softmax)) lines.emplace_back(kReversedRamp);
+      AddYarnObstacle(config, *mixers.softmax, lines);
       const bool can_rotate =
           RotatedChannels(mixers.softmax->Get<int64_t>("head_dim"), kRotatedShare) > 0;
       if (can_rotate && mixers.softmax->Get<double>("rope_theta") == 0)

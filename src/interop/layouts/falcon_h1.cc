@@ -76,7 +76,7 @@ class FalconH1 : public Layout {
                         "rope_theta", "key_multiplier", "qkv_bias", "out_bias"},
                        lines);
     AddAttentionBiasObstacle(parts.softmax->mixer, lines);
-    if (HasReversedRamp(config, parts.softmax->mixer)) lines.emplace_back(kReversedRamp);
+    AddYarnObstacle(config, parts.softmax->mixer, lines);
     if (parts.softmax->mixer.Get<double>("rope_theta") == 0)
       lines.emplace_back("softmax does not rotate q and k");
     AddOptionObstacles(

@@ -259,7 +259,7 @@ std::string FlaName(const std::string& parameter) {
 std::string FlaLinearName(const std::string& parameter, ConfigReader* reader) {
   std::string name = FlaName(parameter);
   const std::string fused = "g_norm_swish_gate.weight";
-  if (reader == nullptr || reader->Bool("fuse_norm", true) || !name.ends_with(fused)) return name;
+  if (reader == nullptr || ReadTruthy(*reader, "fuse_norm") || !name.ends_with(fused)) return name;
   return name.substr(0, name.size() - fused.size()) + "g_norm.weight";
 }
 
@@ -290,8 +290,7 @@ void ReadFlaLinear(ConfigReader& reader, model::MixerConfig& mixer, int64_t num_
 }
 
 void ReadFlaAffine(ConfigReader& reader, model::MixerConfig& mixer) {
-  const bool is_null = reader.IsNull("elementwise_affine");
-  mixer.Set("norm_affine", reader.Bool("elementwise_affine", !is_null));
+  mixer.Set("norm_affine", ReadTruthy(reader, "elementwise_affine"));
 }
 
 void ReadFlaAttention(ConfigReader& reader, model::MixerConfig& mixer) {

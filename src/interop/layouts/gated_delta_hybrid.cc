@@ -116,7 +116,7 @@ std::vector<std::string> GatedDeltaHybrid::LayerObstacles(const model::ModelConf
   RequireOptions("", config.mixer, {{"use_short_conv", true}, {"output_gate", "silu"}}, lines);
   const bool biased = attention.Get<bool>("qkv_bias") || !attention.Get<bool>("out_bias");
   if (!biased) lines.emplace_back("out_bias of the softmax layers is on without qkv_bias");
-  if (HasReversedRamp(config, attention)) lines.emplace_back(kReversedRamp);
+  AddYarnObstacle(config, attention, lines);
   return lines;
 }
 

@@ -55,7 +55,7 @@ class GraniteMoeHybrid : public Layout {
                           "rope_theta", "score_scale", "qkv_bias", "out_bias"},
                          lines);
       AddAttentionBiasObstacle(*mixers.softmax, lines);
-      if (HasReversedRamp(config, *mixers.softmax)) lines.emplace_back(kReversedRamp);
+      AddYarnObstacle(config, *mixers.softmax, lines);
     }
     if (mixers.mamba2 != nullptr) AddMamba2Obstacles(*mixers.mamba2, config.sizes(), lines);
     return lines;

@@ -89,12 +89,10 @@ void ReadRope(ConfigReader& reader, const RopeSizes& sizes, model::MixerConfig& 
 // Writes partial_rotary_factor if `has_part`.
 void WriteRope(const model::MixerConfig& attention, const model::PositionsConfig& positions,
                bool has_part, nlohmann::ordered_json& json);
-// The obstacle of a model for which HasReversedRamp.
-inline constexpr const char* kReversedRamp =
-    "the ramp of yarn ends before it begins, and the class then computes other frequencies. Set "
-    "length to the training length, fast to 32 and slow to 1";
-// Returns true if the ramp of the model's yarn ends before it begins, for heads of this rotation.
-bool HasReversedRamp(const model::ModelConfig& config, const model::MixerConfig& attention);
+// Adds an obstacle for a yarn whose frequencies the classes compute differently, for heads of this
+// rotation.
+void AddYarnObstacle(const model::ModelConfig& config, const model::MixerConfig& attention,
+                     std::vector<std::string>& lines);
 // Returns the number of channels of a head that rotate.
 int64_t RotatedChannels(int64_t head_dim, double part);
 

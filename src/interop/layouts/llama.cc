@@ -71,7 +71,7 @@ std::vector<std::string> LlamaFrame::FrameObstacles(const model::ModelConfig& co
       PartObstacles(config, {.positions = RopeScalings(), .mlp_bias = mlp_bias});
   const auto theta = config.mixer.Get<double>("rope_theta");
   if (theta == 0) lines.emplace_back("q and k are not rotated");
-  if (HasReversedRamp(config, config.mixer)) lines.emplace_back(kReversedRamp);
+  AddYarnObstacle(config, config.mixer, lines);
   return lines;
 }
 

@@ -157,10 +157,11 @@ int64_t RotatedChannels(int64_t head_dim, double part) {
   return static_cast<int64_t>(static_cast<double>(head_dim) * part);
 }
 
-bool HasReversedRamp(const model::ModelConfig& config, const model::MixerConfig& attention) {
+void AddYarnObstacle(const model::ModelConfig& config, const model::MixerConfig& attention,
+                     std::vector<std::string>& lines) {
   const model::PositionsConfig& yarn = config.positions;
   const auto theta = attention.Get<double>("rope_theta");
-  if (yarn.name() != "yarn" || theta <= 1) return false;
+  if (yarn.name() != "yarn" || theta <= 1) return;
   const int64_t rotated = RotatedChannels(attention.Get<int64_t>("head_dim"),
                                           attention.Get<double>("partial_rotary_factor"));
   const model::YarnRamp ramp = model::YarnRampOf(rotated, theta,
@@ -168,7 +169,15 @@ bool HasReversedRamp(const model::ModelConfig& config, const model::MixerConfig&
                                                   .fast = yarn.Get<double>("fast"),
                                                   .slow = yarn.Get<double>("slow"),
                                                   .truncate = yarn.Get<bool>("truncate")});
-  return ramp.first > ramp.last;
+  if (ramp.first > ramp.last)
+    lines.emplace_back(
+        "the ramp of yarn ends before it begins, and the class then computes other frequencies. "
+        "Set length to the training length, fast to 32 and slow to 1");
+  if (rotated % 2 != 0)
+    lines.push_back(Concat("yarn rotates ", rotated,
+                           " channels of each head, and the class then computes other "
+                           "frequencies. Set partial_rotary_factor so that it rotates an even "
+                           "number"));
 }
 
 void ReadRope(ConfigReader& reader, const RopeSizes& sizes, model::MixerConfig& attention,
