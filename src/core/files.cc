@@ -22,10 +22,13 @@ using internal::ErrnoText;
 
 namespace {
 
-// The fix of a usual error of the system. Callers may add a sentence, so it has no period.
-const char* AdviceFor(int error) {
+// Returns the fix of a frequent error of the system. Callers may add a sentence, so it has no
+// period. `creates`: the file may not exist yet.
+const char* AdviceFor(int error, bool creates = false) {
   if (error == ENOSPC) return ". Free space on this disk";
-  return error == EACCES ? ". Check its permissions" : "";
+  if (error == EDQUOT) return ". Free space of your quota";
+  if (error != EACCES) return "";
+  return creates ? ". Check its permissions and those of its folder" : ". Check its permissions";
 }
 
 }  // namespace
@@ -41,12 +44,14 @@ Fd::~Fd() {
 
 void Fd::Close(const fs::path& path, ExitCode code) {
   const int fd = Release();
-  HL_CHECK_AS(code, ::close(fd) == 0, "cannot close ", path.string(), ": ", ErrnoText(errno));
+  HL_CHECK_AS(code, ::close(fd) == 0, "cannot close ", path.string(), ": ", ErrnoText(errno),
+              AdviceFor(errno));
 }
 
 Fd OpenFile(const fs::path& path, int flags, ExitCode code, unsigned mode) {
   Fd fd(::open(path.c_str(), flags | O_CLOEXEC, mode));
-  HL_CHECK_AS(code, fd, "cannot open ", path.string(), ": ", ErrnoText(errno), AdviceFor(errno));
+  HL_CHECK_AS(code, fd, "cannot open ", path.string(), ": ", ErrnoText(errno),
+              AdviceFor(errno, (flags & O_CREAT) != 0));
   return fd;
 }
 
@@ -231,7 +236,8 @@ void WriteAll(int fd, const void* data, size_t bytes, const fs::path& path, Exit
 }
 
 void Fsync(int fd, const fs::path& path, ExitCode code) {
-  HL_CHECK_AS(code, ::fsync(fd) == 0, "cannot fsync ", path.string(), ": ", ErrnoText(errno));
+  HL_CHECK_AS(code, ::fsync(fd) == 0, "cannot fsync ", path.string(), ": ", ErrnoText(errno),
+              AdviceFor(errno));
 }
 
 void FsyncDirectory(const fs::path& directory, ExitCode code) {
