@@ -1,5 +1,6 @@
 #include "train/loop/run_saves.h"
 
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -79,24 +80,24 @@ namespace {
 // Moves averages towards weights that stay, by one update after another, so the bits do not depend
 // on the updates after which steps are saved. The factors never rise: an update that changes no
 // average is followed by none that does.
-void MoveTowards(std::span<const float> weights, std::span<const float> factors,
-                 std::span<float> averages) {
+void MoveTowards(const at::Tensor& weights, std::span<const float> factors,
+                 const at::Tensor& averages) {
   for (const float factor : factors) {
-    bool moved = false;
-    for (size_t i = 0; i < averages.size(); ++i) {
-      const float next = averages[i] + factor * (weights[i] - averages[i]);
-      moved |= next != averages[i];
-      averages[i] = next;
-    }
-    if (!moved) return;
+    const at::Tensor moved = averages + (weights - averages).mul_(factor);
+    if (moved.equal(averages)) return;
+    averages.copy_(moved);
   }
+}
+
+at::Tensor BorrowedTensor(std::span<const float> values) {
+  return at::from_blob(const_cast<float*>(values.data()), {std::ssize(values)}, at::kFloat);
 }
 
 }  // namespace
 
 void HostSlices::WriteFrozenAverage(double ema_decay, uint64_t num_updates,
                                     FrozenAverage& average) {
-  constexpr size_t kBlock = 4096;  // elements that stay in the cache over all updates
+  constexpr size_t kBlock = 1 << 16;  // elements that stay in the cache over all updates
   std::vector<float> factors;
   for (uint64_t update = average.num_updates + 1; update <= num_updates; ++update)
     factors.push_back(1.0f - static_cast<float>(AverageDecay(ema_decay, update)));
@@ -109,7 +110,8 @@ void HostSlices::WriteFrozenAverage(double ema_decay, uint64_t num_updates,
     }
     for (size_t begin = 0; begin < out.size(); begin += kBlock) {
       const size_t count = std::min(kBlock, out.size() - begin);
-      MoveTowards(weights.subspan(begin, count), factors, values.subspan(begin, count));
+      MoveTowards(BorrowedTensor(weights.subspan(begin, count)), factors,
+                  BorrowedTensor(values.subspan(begin, count)));
     }
     std::ranges::copy(values.first(out.size()), out.begin());
     values = values.subspan(out.size());
