@@ -47,6 +47,7 @@ inline std::vector<MixerConfig> TestForms(const std::string& mixer) {
       {"gla",
        {{{"num_heads", 2}},
         {{"num_heads", 4}, {"num_kv_heads", 2}, {"use_short_conv", true}},
+        {{"num_heads", 2}, {"use_short_conv", true}, {"conv_size", 1}},
         {{"num_heads", 2}, {"feature_map", "silu"}}}},
       {"retnet",
        {{{"num_heads", 2}},
@@ -204,7 +205,8 @@ inline std::vector<MixerConfig> TestForms(const std::string& mixer) {
         with(latent, {{"rope_theta", 0.0}, {"qk_rope_head_dim", 3}, {"v_head_dim", 5}})}},
       {"mamba",
        {{{"d_state", 5}},
-        {{"d_state", 3}, {"d_conv", 2}, {"expand", 1}, {"dt_rank", 2}, {"mamba_init", "fork"}}}},
+        {{"d_state", 3}, {"d_conv", 2}, {"expand", 1}, {"dt_rank", 2}, {"mamba_init", "fork"}},
+        {{"d_conv", 1}}}},
       {"mamba2",
        {{{"num_heads", 4}, {"head_dim", 4}, {"state_size", 5}},
         {{"num_heads", 4},
@@ -236,7 +238,7 @@ inline std::vector<MixerConfig> TestForms(const std::string& mixer) {
          {"gate_low_rank_dim", 5},
          {"a_low_rank_dim", 4},
          {"value_residual", false}},
-        {{"head_dim", 4}, {"value_residual", false}}}},
+        {{"head_dim", 4}, {"value_residual", false}, {"key_eps", 1e-24}}}},
       {"rwkv_channel_mix", {{}, {{"form", "rwkv7"}, {"width", 24}}}},
       {"base_conv",
        {{},
@@ -267,6 +269,7 @@ inline std::vector<MixerConfig> TestForms(const std::string& mixer) {
       {"toy_delta", {{{"num_heads", 2}}, {{"num_heads", 4}}}},
   };
   if (mixer == "parallel") return ParallelForms();
+  for (const auto& [name, forms] : table) MixerConfig{name};  // throws for a misspelt name
   const auto found = table.find(mixer);
   if (found == table.end()) return {MixerConfig(mixer)};
   std::vector<MixerConfig> forms;

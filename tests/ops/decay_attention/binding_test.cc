@@ -91,22 +91,29 @@ TEST(DecayAttentionAutograd, GradientsReachTheirInputs) {
 }
 
 TEST(DecayAttentionDtype, Bf16OperandsAreComputedInFp32) {
-  for (const DecayKind kind : kKinds) {
-    DecayProblem problem = MakeProblem({.seq_len = 70, .kind = kind}, 70, at::kFloat);
-    for (at::Tensor* x : {&problem.inputs.q, &problem.inputs.k, &problem.inputs.v, &problem.dout})
-      *x = x->to(at::kBFloat16);
-    const auto want = Oracle(problem);  // With rounded operands.
-    const auto got = ops::DecayAttention(problem.inputs, problem.config);
-    EXPECT_EQ(got.out.scalar_type(), at::kBFloat16);
-    EXPECT_EQ(got.final_state.kv.scalar_type(), at::kFloat);
-    EXPECT_TRUE(Close(got.out, want.output.out, 1.0 / 256));  // One rounding to 8 bits.
-    EXPECT_TRUE(Close(got.final_state.kv, want.output.final_state.kv, 5e-6));
-    const auto grads =
-        ops::Backward(problem.inputs, problem.config, problem.dout, problem.dfinal_state);
-    EXPECT_TRUE(Close(grads.dk, want.grads.dk, 1.0 / 256));
-    // A constant decay has one long sum.
-    EXPECT_TRUE(Close(grads.dlog_decay, want.grads.dlog_decay, 5e-5));
-  }
+  for (const DecayKind kind : kKinds)
+    for (const bool normalised : {false, true}) {
+      SCOPED_TRACE(testing::Message() << static_cast<int>(kind) << ", normalised " << normalised);
+      DecayProblem problem =
+          MakeProblem({.seq_len = 70, .kind = kind, .normalised = normalised}, 70, at::kFloat);
+      for (at::Tensor* x : {&problem.inputs.q, &problem.inputs.k, &problem.inputs.v, &problem.dout})
+        *x = x->to(at::kBFloat16);
+      const auto want = Oracle(problem);  // With rounded operands.
+      const auto got = ops::DecayAttention(problem.inputs, problem.config);
+      EXPECT_EQ(got.out.scalar_type(), at::kBFloat16);
+      EXPECT_EQ(got.final_state.kv.scalar_type(), at::kFloat);
+      EXPECT_TRUE(Close(got.out, want.output.out, 1.0 / 256));  // One rounding to 8 bits.
+      EXPECT_TRUE(Close(got.final_state.kv, want.output.final_state.kv, 5e-6));
+      if (normalised) {
+        EXPECT_EQ(got.final_state.norm.scalar_type(), at::kFloat);
+        EXPECT_TRUE(Close(got.final_state.norm, want.output.final_state.norm, 5e-6));
+      }
+      const auto grads =
+          ops::Backward(problem.inputs, problem.config, problem.dout, problem.dfinal_state);
+      EXPECT_TRUE(Close(grads.dk, want.grads.dk, 1.0 / 256));
+      // A constant decay has one long sum.
+      EXPECT_TRUE(Close(grads.dlog_decay, want.grads.dlog_decay, 5e-5));
+    }
 }
 
 // Constant decays that are not contiguous, as in a part of a larger tensor.
