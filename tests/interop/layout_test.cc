@@ -592,6 +592,13 @@ TEST(LayoutTest, RankOfFlasMamba) {
               5);
 }
 
+// The class of transformers ignores fla's key.
+TEST(LayoutTest, LimitsOfFlaInAMamba2OfTransformers) {
+  EXPECT_HL_ERROR(Read("mamba2", R"({"dt_limit": [0.1, 1.0]})"), ExitCode::kData,
+                  "time_step_limit and dt_limit differ");
+  EXPECT_NO_THROW(Read("mamba2", R"({"norm_eps": 1e-5, "dt_limit": [0.1, 1.0]})"));
+}
+
 TEST(LayoutTest, ShortConvolutionsOfOneTap) {
   for (const char* type :
        {"delta_net", "gated_deltanet", "kda", "gated_deltaproduct", "gla", "gsa", "hgrn2"})

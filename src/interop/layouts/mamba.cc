@@ -230,7 +230,7 @@ class Mamba2 : public Layout {
     const bool norm = reader.Bool("rmsnorm", true) || !is_fla,
                norm_first = reader.Bool("norm_before_gate", false) && is_fla;
     options.Set("norm", std::string(!norm ? "none" : norm_first ? "norm_first" : "gate_first"));
-    ReadLimits(reader, options);
+    ReadLimits(reader, is_fla, options);
     reader.Require(!reader.Bool("D_has_hdim", false),
                    "D_has_hdim is true. Only false is supported.");
     RequireSwish(reader, "silu");
@@ -242,10 +242,10 @@ class Mamba2 : public Layout {
           "scores in transformers.");
   }
 
-  static void ReadLimits(ConfigReader& reader, model::MixerConfig& options) {
+  static void ReadLimits(ConfigReader& reader, bool is_fla, model::MixerConfig& options) {
     StepLimits limits = ReadStepLimits(reader, "time_step_limit");
     const StepLimits fla = ReadStepLimits(reader, "dt_limit");
-    if (!reader.Has("time_step_limit")) limits = fla;
+    if (is_fla && !reader.Has("time_step_limit")) limits = fla;
     reader.Require(limits == fla || !reader.Has("dt_limit"),
                    "time_step_limit and dt_limit differ. Only equal values are supported.");
     SetStepLimits(limits, options);
