@@ -1,7 +1,7 @@
 // Mamba and Mamba-2 of `transformers` and of fla: layers that consist of a norm and a mixer. Both
-// libraries have the same model_type and tensors and mostly the same keys. Export writes the keys of
-// both, so that either class computes the same from one folder. Names within a mixer are the same as
-// in halflife.
+// libraries have the same model_type and tensors and mostly the same keys. Export writes the keys
+// of both, so that either class computes the same from one folder. Names within a mixer are the
+// same as in halflife.
 #include <nlohmann/json.hpp>
 
 #include "core/log.h"
