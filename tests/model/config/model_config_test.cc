@@ -139,7 +139,7 @@ TEST(ModelConfigTest, SizesBeyondEveryModelAreProblems) {
     return Problems({.mixer = MixerConfig(mixer, options)});
   };
   EXPECT_THAT(with("gla", {{"conv_size", kHuge}}),
-              ElementsAre(HasSubstr("Use an integer of at least 2 and at most 16777216")));
+              ElementsAre(HasSubstr("Use an integer of at least 1 and at most 16777216")));
   EXPECT_THAT(with("softmax", {{"head_dim", kHuge}}),
               ElementsAre(HasSubstr("Use an integer of at least 0 and at most 16777216")));
   EXPECT_THAT(with("softmax", {{"num_heads", 8192}, {"head_dim", 8192}}),
