@@ -154,7 +154,7 @@ TEST(MambaTest, NamesTheFix) {
     return MixerConfig("mamba", options).Resolve({.model_dim = 1024, .num_layers = 2});
   };
   EXPECT_THAT(problems({{"d_state", 257}}), ElementsAre(HasSubstr("at most 256")));
-  EXPECT_THAT(problems({{"d_conv", 1}}), ElementsAre(HasSubstr("at least 2")));
+  EXPECT_THAT(problems({{"d_conv", 0}}), ElementsAre(HasSubstr("at least 1")));
   EXPECT_THAT(problems({{"expand", int64_t{1} << 15}}),
               ElementsAre("mixer mamba: expand 32768 of model_dim 1024 is 33554432 channels. "
                           "Use an expand of at most 16384."));
