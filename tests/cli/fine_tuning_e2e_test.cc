@@ -201,7 +201,7 @@ TEST_F(FineTuning, AChatAnswersInTheTerminalAndFromAFile) {
              0);
   ExpectExit(fixture->Run({.run = "chat",
                            .set = {"data.path=" + Path("chats"), "data.seq_len=40",
-                                   "train.steps=160", "train.global_batch=8", "train.micro_batch=8",
+                                   "train.steps=800", "train.global_batch=8", "train.micro_batch=8",
                                    "optimizer.lr=1e-2", "eval.windows=0"}}),
              0);
   const auto chat = [&](const std::vector<std::string>& more) {
