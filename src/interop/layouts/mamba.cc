@@ -91,7 +91,7 @@ class Mamba : public Layout {
     options.Set("expand", expand);
     options.Set("d_state", reader.Int("state_size", 16));
     options.Set("d_conv", reader.Int("conv_kernel", 4));
-    // Of fla's versions, the older ones have the key of transformers.
+    // Older versions of fla have the key of transformers.
     const bool is_new_fla = is_fla && !reader.Has("time_step_rank");
     const int64_t rank = ReadRank(reader, is_new_fla ? "dt_rank" : "time_step_rank"),
                   other = reader.Has("dt_rank") ? ReadRank(reader, "dt_rank") : rank;
