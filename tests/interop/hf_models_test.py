@@ -219,7 +219,7 @@ RWKV7_VARIANTS = {
     "other_sizes_tied": {"head_dim": 16, "decay_low_rank_dim": 5, "gate_low_rank_dim": 6,
                          "a_low_rank_dim": 7, "v_low_rank_dim": 3, "hidden_ratio": 3.3,
                          "num_hidden_layers": 3, "norm_eps": 1e-3, "tie_word_embeddings": True},
-    "plain_norms": {"head_dim": 2, "fuse_norm": False},
+    "plain_norms": {"head_dim": 4, "fuse_norm": False},
     "without_first_norm_and_biases": {"head_dim": 32, "norm_first": False, "norm_bias": False,
                                       "intermediate_size": 40, "value_dim": [32, 32]},
 }
@@ -301,15 +301,14 @@ class HfModels(unittest.TestCase):
         """folder -> run -> folder -> run -> folder: the same numbers everywhere, the same bytes at
         the ends."""
         ids = sequences()
-        self.assertLess(widest(score(folder, ids, self.dir), want), TOLERANCE)
+        of_folder = score(folder, ids, self.dir)
+        self.assertLess(widest(of_folder, want), TOLERANCE)
         run, exported = self.dir / "run", self.dir / "exported"
         halflife("import", "--from", folder, "--out", run)
-        of_run = score(run, ids, self.dir)
-        self.assertLess(widest(of_run, want), TOLERANCE)
-        self.assertLess(widest(score(run / "ckpt/step_000000000000", ids, self.dir), of_run), 1e-5)
-        self.assertLess(widest(score(run, ids, self.dir, "--piece", 16, "--batch-tokens", 40), of_run), 1e-4)
+        in_pieces = score(run, ids, self.dir, "--piece", 16, "--batch-tokens", 40)
+        self.assertLess(widest(in_pieces, of_folder), 1e-4)
         halflife("export", "--run", run, "--out", exported, *export_options)
-        self.assertLess(widest(score(exported, ids, self.dir), of_run), 1e-5)
+        self.assertLess(widest(score(exported, ids, self.dir), of_folder), 1e-5)
         halflife("import", "--from", exported, "--out", self.dir / "run2")
         halflife("export", "--run", self.dir / "run2", "--out", self.dir / "exported2", *export_options)
         self.assertEqual(files_of(exported), files_of(self.dir / "exported2"))
@@ -601,6 +600,8 @@ class HfModels(unittest.TestCase):
                 for key, shape in reference_rwkv7.tensors(config).items():
                     is_norm = key.endswith("norm.weight")
                     weights[key] = torch.randn(shape) * 0.25 + (1.0 if is_norm else 0.0)
+                    if key.endswith("k_k"):
+                        weights[key] *= 0.01  # short keys, so that the eps of their norm matters
                 folder = self.write_folder(config, weights)
                 want = [reference_rwkv7.log_probs(config, weights, ids) for ids in sequences()]
                 exported = self.check_all_ways(folder, want)
@@ -797,6 +798,9 @@ class HfModels(unittest.TestCase):
         halflife("import", "--from", folder, "--out", run)
         halflife("export", "--run", run, "--out", self.dir / "sharded", "--dtype", "bf16",
                  "--max-shard", "8KB", "--untie")
+        of_run = score(run, sequences(), self.dir)
+        of_step = score(run / "ckpt/step_000000000000", sequences(), self.dir)
+        self.assertEqual(widest(of_step, of_run), 0)
         index = json.loads((self.dir / "sharded/model.safetensors.index.json").read_text())
         self.assertGreater(len(set(index["weight_map"].values())), 2)
         written = json.loads((self.dir / "sharded/config.json").read_text())
