@@ -10,6 +10,7 @@
 #include "cli/world.h"
 #include "core/log.h"
 #include "data/chat/chat_template.h"
+#include "serve/http_server.h"
 #include "serve/server.h"
 
 namespace halflife::cli {
@@ -25,6 +26,7 @@ extern "C" void CountServeSignal(int signal) {
 }  // namespace
 
 ExitCode Run(const ServeOptions& options) {
+  serve::HttpServer::RequireFree(options.host, options.port);
   at::set_num_threads(options.threads);
   WarnOfBusyCores(options.threads);
   const infer::LoadedModel loaded =

@@ -40,7 +40,8 @@ std::string HumanCount(double count) {
     count /= 1000;
     ++unit;
   }
-  return Format(unit == 0 ? "%.0f%s" : "%.1f%s", count, units[unit]);
+  const bool is_small_fraction = std::abs(count) < 9.95 && count != std::floor(count);
+  return Format(unit > 0 ? "%.1f%s" : is_small_fraction ? "%.2g%s" : "%.0f%s", count, units[unit]);
 }
 
 std::string Counted(int64_t count, const std::string& noun) {

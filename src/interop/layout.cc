@@ -333,7 +333,7 @@ const Layout& LayoutOf(const std::string& model_type, const std::string& where) 
   }
   const auto name = [](const Layout* layout) { return layout->model_type(); };
   HL_FAIL(ExitCode::kData, where, ": model_type is '", model_type,
-          "'; known: ", Join(Layouts(), ", ", name));
+          "', which is not known. Use a model with one of ", Join(Layouts(), ", ", name), ".");
 }
 
 const Layout& ChooseLayout(const model::ModelConfig& given, const std::string& model_type) {
@@ -364,7 +364,8 @@ const Layout& ChooseLayout(const model::ModelConfig& given, const std::string& m
           obstacles.empty() ? Concat("\n  there is none for ",
                                      any ? "the mixer " + config.mixer.name() : model_type)
                             : obstacles,
-          "\nknown: ", Join(exported, ", ", name));
+          "\nUse a model that one of these classes (with their mixers) expresses: ",
+          Join(exported, ", ", name));
 }
 
 }  // namespace halflife::interop

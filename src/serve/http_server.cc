@@ -346,6 +346,12 @@ int HttpServer::Bind(const std::string& host, int port) {
   return bound;
 }
 
+void HttpServer::RequireFree(const std::string& host, int port) {
+  HttpServer probe({}, {});
+  probe.Bind(host, port);
+  ::close(probe.svr_sock_);
+}
+
 void HttpServer::Listen() {
   listen_after_bind();
   ended_ = true;

@@ -93,6 +93,8 @@ class HttpServer : private httplib::Server {
   void Post(const std::string& path, const HttpHandler& handler);
   // Returns the port. 0: any. Throws Error kEnvironment if it is not free.
   int Bind(const std::string& host, int port);
+  // Throws if Bind() would, for callers that load a model between this check and Bind().
+  static void RequireFree(const std::string& host, int port);
   // Serves until Stop() was called and all running requests are answered.
   void Listen();
   // Returns at once if Listen() has ended.

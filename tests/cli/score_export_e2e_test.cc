@@ -371,7 +371,8 @@ TEST_F(ScoreExport, BadInput) {
                                            Path("never")};
   write_config("\"model_type\": \"gla\"", "\"model_type\": \"bert\"");
   ExpectFailure(import, 3,
-                {"model_type is 'bert'; known: llama, mistral, qwen3, qwen2, transformer, gpt2, "
+                {"model_type is 'bert', which is not known. Use a model with one of llama, "
+                 "mistral, qwen3, qwen2, transformer, gpt2, "
                  "retnet, gla"});
   write_config("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3");
   ExpectFailure(

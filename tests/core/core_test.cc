@@ -182,6 +182,10 @@ TEST(Human, Numbers) {
   EXPECT_EQ(HumanBytes(1023), "1023 B");
   EXPECT_EQ(HumanBytes(1024), "1.0 KiB");
   EXPECT_EQ(HumanBytes(3435973837), "3.2 GiB");
+  EXPECT_EQ(HumanCount(0), "0");
+  EXPECT_EQ(HumanCount(0.432), "0.43");
+  EXPECT_EQ(HumanCount(3.74), "3.7");
+  EXPECT_EQ(HumanCount(9.96), "10");
   EXPECT_EQ(HumanCount(999), "999");
   EXPECT_EQ(HumanCount(12400), "12.4k");
   EXPECT_EQ(HumanCount(999999), "1.0M");

@@ -400,10 +400,10 @@ TEST(ChooseLayoutTest, ListsWhatGpt2HasNot) {
 }
 
 TEST(LayoutOfTest, UnknownFamilyListsTheKnownOnes) {
-  EXPECT_HL_ERROR(
-      LayoutOf("bert", "x/config.json"), ExitCode::kData,
-      "x/config.json: model_type is 'bert'; known: llama, mistral, qwen3, qwen2, transformer, "
-      "gpt2, retnet, gla");
+  EXPECT_HL_ERROR(LayoutOf("bert", "x/config.json"), ExitCode::kData,
+                  "x/config.json: model_type is 'bert', which is not known. Use a model with one "
+                  "of llama, mistral, qwen3, qwen2, transformer, "
+                  "gpt2, retnet, gla");
 }
 
 // expand_ratio wins over num_heads, also by its default, unless it is null.

@@ -12,8 +12,10 @@ namespace halflife::test {
 
 class Unreadable {
  public:
-  explicit Unreadable(const std::filesystem::path& folder) : folder_(folder) {
-    std::filesystem::permissions(folder_, std::filesystem::perms::none);
+  explicit Unreadable(const std::filesystem::path& folder,
+                      std::filesystem::perms allowed = std::filesystem::perms::none)
+      : folder_(folder) {
+    std::filesystem::permissions(folder_, allowed);
     ::setfsuid(65534);  // Permissions do not hold for root.
   }
   ~Unreadable() {

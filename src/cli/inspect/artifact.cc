@@ -47,8 +47,11 @@ const Artifact& Recognise(const fs::path& path) {
   for (const Artifact& artifact : kArtifacts)
     if (artifact.recognises(path)) return artifact;
   // A folder of another user looks as if it were empty.
-  if (fs::is_directory(path, unknown) || unknown)
+  if (fs::is_directory(path, unknown) || unknown) {
     OpenFile(path, O_RDONLY | O_DIRECTORY, ExitCode::kData);
+    HL_CHECK_AS(ExitCode::kData, fs::exists(path / ".", unknown), path.string(), ": ",
+                unknown.message(), ". Check its permissions.");
+  }
   HL_FAIL(ExitCode::kUsage, path.string(), " is not of a known kind. Use one of these:", Forms());
 }
 

@@ -82,9 +82,12 @@ TEST_F(InspectDatasetTest, ShardsWithoutAManifestAreADamagedDataset) {
 }
 
 TEST_F(InspectDatasetTest, AFolderOfAnotherUser) {
-  const test::Unreadable unreadable(dir_ / "out");
-  EXPECT_HL_ERROR(Describe(dir_ / "out"), ExitCode::kData, "out: Permission denied",
-                  "Check its permissions");
+  using std::filesystem::perms;
+  for (const perms allowed : {perms::none, perms::owner_read | perms::others_read}) {
+    const test::Unreadable unreadable(dir_ / "out", allowed);
+    EXPECT_HL_ERROR(Describe(dir_ / "out"), ExitCode::kData, "out: Permission denied",
+                    "Check its permissions");
+  }
 }
 
 TEST_F(InspectDatasetTest, AShardIsVerifiedAgainstItsManifest) {

@@ -83,7 +83,7 @@ TEST(MixerOptions, SizesThatDoNotFit) {
   EXPECT_THAT(problems("retention", {{"num_heads", 32}}),
               HasSubstr("key width per head 1 must be even"));
   EXPECT_THAT(problems("retention", {{"num_heads", 4}, {"num_kv_heads", 3}}),
-              HasSubstr("num_kv_heads 3 must divide num_heads 4"));
+              HasSubstr("num_kv_heads 3 must divide num_heads 4. Use a divisor of it."));
   EXPECT_THAT(problems("retention", {{"rope_theta", 1}}), HasSubstr("option rope_theta is 1"));
   EXPECT_THAT(problems("gla", {{"expand_k", 0.33}}), HasSubstr("must be whole numbers"));
   EXPECT_THAT(problems("gla", {{"clamp_min", 1}}), HasSubstr("option clamp_min is 1"));
@@ -105,7 +105,7 @@ TEST(MixerOptions, SizesThatDoNotFit) {
     EXPECT_THAT(problems("kda", {{"lower_bound", bound}}),
                 HasSubstr("Use a number below 0, for example -5, or 0 for no bound."));
   EXPECT_THAT(problems("softmax", {{"num_heads", 5}}),
-              HasSubstr("num_heads 5 must divide model_dim 32"));
+              HasSubstr("num_heads 5 must divide model_dim 32. Use a divisor of it."));
   EXPECT_THAT(problems("softmax", {{"rope_theta", 0.5}}), HasSubstr("option rope_theta is 0.5"));
   EXPECT_EQ(problems("softmax", {{"rope_theta", 0}, {"num_heads", 32}}), "");
 }

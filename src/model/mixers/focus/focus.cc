@@ -20,7 +20,7 @@ std::vector<Option> FocusOptions::Fields() {
 
 void FocusOptions::Resolve(const ModelSizes& sizes, ProblemList& problems) {
   problems.Require(sizes.model_dim % num_heads == 0, "num_heads ", num_heads,
-                   " must divide model_dim ", sizes.model_dim);
+                   " must divide model_dim ", sizes.model_dim, ". Use a divisor of it.");
   head_dim = std::max<int64_t>(1, sizes.model_dim / num_heads);
   problems.Require(window == 0 || windows == "same", "option window is ", window, " with windows ",
                    windows, ", which determines the windows. Use windows same, or window 0.");

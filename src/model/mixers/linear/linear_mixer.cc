@@ -81,13 +81,14 @@ void LinearHeadOptions::Resolve(const ModelSizes& sizes, ProblemList& problems) 
   // rounding.
   const auto whole = [&](double width) { return std::abs(width - std::round(width)) < 1e-9 * dim; };
   problems.Require(whole(dim_k) && whole(dim_v), "model_dim ", sizes.model_dim, " times expand_k ",
-                   expand_k, " and expand_v ", expand_v, " must be whole numbers");
+                   expand_k, " and expand_v ", expand_v,
+                   " must be whole numbers. Use other factors.");
   const int64_t keys = std::llround(dim_k), values = std::llround(dim_v);
   const bool heads_fit = keys > 0 && values > 0 && keys % num_heads == 0 && values % num_heads == 0;
   problems.Require(heads_fit, "num_heads ", num_heads, " must divide the key width ", keys,
-                   " and the value width ", values);
+                   " and the value width ", values, ". Use a divisor of both.");
   problems.Require(num_heads % num_kv_heads == 0, "num_kv_heads ", num_kv_heads,
-                   " must divide num_heads ", num_heads);
+                   " must divide num_heads ", num_heads, ". Use a divisor of it.");
   if (heads_fit) head_dim_k = keys / num_heads, head_dim_v = values / num_heads;
 }
 

@@ -53,13 +53,14 @@ struct SoftmaxOptions : OptionsOf<SoftmaxOptions, AttentionOptions> {
   void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
     if (num_kv_heads == 0) num_kv_heads = num_heads;
     problems.Require(head_dim > 0 || sizes.model_dim % num_heads == 0, "num_heads ", num_heads,
-                     " must divide model_dim ", sizes.model_dim, ", or head_dim must be given");
+                     " must divide model_dim ", sizes.model_dim,
+                     ". Set head_dim to use other sizes.");
     if (head_dim == 0) head_dim = std::max<int64_t>(1, sizes.model_dim / num_heads);
     problems.Require(num_heads * head_dim <= kMaxWidth, "num_heads ", num_heads, " of head_dim ",
                      head_dim, " are ", num_heads * head_dim, " wide. Use a width of at most ",
                      kMaxWidth, ".");
     problems.Require(num_heads % num_kv_heads == 0, "num_kv_heads ", num_kv_heads,
-                     " must divide num_heads ", num_heads);
+                     " must divide num_heads ", num_heads, ". Use a divisor of it.");
     problems.Require(qk_norm_eps > 0, "option qk_norm_eps is ", qk_norm_eps,
                      ". Use a number above 0 (1e-5 is usual).");
     problems.Require(qk_norm || (!qk_norm_zero_centered && qk_norm_over == "head"),
