@@ -5,17 +5,23 @@
 #     KERNELS ${CMAKE_SOURCE_DIR}/src/kernels/decay_attention/cuda/chunk_scan.cu
 #     SOURCES chunk_scan_emulated_test.cc)
 #
-# makes chunk_scan_emulated_test_plain and, with HALFLIFE_SANITIZED_EMULATION, ..._asan and ..._tsan. Each
-# is a CTest entry per order in which threads run. The label is "emulated", or "sanitized" for the kinds
-# with a sanitizer. With PARTS 4 each entry is split into four, *_1of4 to *_4of4, each with every fourth
-# test, so that all cores of a machine finish at about the same time. SOURCES contain GoogleTest tests without a main. LIBS are linked without a sanitizer: list
-# a .cc that a sanitizer should check among SOURCES. HL_EMULATED_TSAN or HL_EMULATED_ASAN is defined in the
-# kind of that name, for tests of findings that only a sanitizer reports.
+# builds chunk_scan_emulated_test_plain and, with HALFLIFE_SANITIZED_EMULATION, ..._asan and ..._tsan. Each
+# program has a CTest entry per order in which threads run. The label is "emulated", or "sanitized" for the
+# kinds with a sanitizer.
 #
-# Call this in a directory that does not also compile the same .cu file with nvcc: here it is C++.
+# - SOURCES contain GoogleTest tests without a main.
+# - LIBS are linked without a sanitizer. List a .cc file that a sanitizer should check among SOURCES.
+# - PARTS 4 splits each entry into four, *_1of4 to *_4of4, each with every fourth test, so that all cores of
+#   a machine finish at about the same time.
+# - HL_EMULATED_TSAN or HL_EMULATED_ASAN is defined in the kind of that name, for tests of findings that
+#   only a sanitizer reports.
+#
+# A directory that calls this function compiles the .cu files as C++, so it must not also compile them with
+# nvcc.
+#
 # The sanitized kinds take two thirds of the build and test time of the emulated tests. They find what the
-# plain kind cannot: races between threads in any order, and accesses beyond an allocation. They run
-# nightly, and before a change of a kernel lands: tests/run --label sanitized.
+# plain kind cannot find: races between threads in any order, and accesses beyond an allocation. They run
+# nightly, and before a kernel change lands: tests/run --label sanitized.
 option(HALFLIFE_SANITIZED_EMULATION "Build the emulated CUDA tests with AddressSanitizer and ThreadSanitizer, too" OFF)
 option(HALFLIFE_EMULATED_TESTS "Tests of CUDA sources on the CPU; the cuda preset leaves them to the cpu preset" ON)
 set(HALFLIFE_EMULATION_FLAGS_plain -O2)
@@ -24,8 +30,9 @@ set(HALFLIFE_EMULATION_FLAGS_asan -O1 -g1 -fsanitize=address,undefined -fno-sani
   -fno-omit-frame-pointer)
 set(HALFLIFE_EMULATION_FLAGS_tsan -O1 -g1 -fsanitize=thread)
 set(HALFLIFE_EMULATION_LINK_plain "")
-# The plain kind's kernels call the tracker's functions (tools/cuda_emulator/tracker.cc) before each access to
-# memory, and report accesses that are not aligned. Without the other flags, memset would hide stores.
+# The plain kind's kernels call the tracker's functions (tools/cuda_emulator/tracker.cc) before each memory
+# access, and report misaligned accesses. The remaining flags prevent GCC from replacing loops with memset,
+# which would hide stores from the tracker.
 set(HALFLIFE_TRACKED_KERNELS -fsanitize=thread --param=tsan-instrument-func-entry-exit=0
   -fno-tree-loop-distribute-patterns -fsanitize=alignment -fno-sanitize-recover=alignment)
 set(HALFLIFE_EMULATION_LINK_asan -fsanitize=address,undefined)

@@ -6,11 +6,11 @@
 #   LibTorch::OpenMP     -fopenmp with the wheel's own runtime library, so that a process has only one
 #   LibTorch_VERSION
 #
-# Looked for in -DHALFLIFE_TORCH_DIR=<.../site-packages/torch>, then in <source>/.venv, which
-# launch/setup makes.
+# Searches -DHALFLIFE_TORCH_DIR=<.../site-packages/torch> first, and then <source>/.venv, which
+# launch/setup creates.
 #
-# The headers are searched last (-idirafter): the wheel carries its own fmt/ and google/protobuf/,
-# which break spdlog and every .pb.h when they come first.
+# The headers are searched last (-idirafter). The wheel contains its own fmt/ and google/protobuf/,
+# which would break spdlog and every .pb.h if they were found first.
 file(GLOB venv_torch ${CMAKE_SOURCE_DIR}/.venv/lib/python3*/site-packages/torch)
 find_path(LibTorch_INCLUDE_DIR ATen/core/Tensor.h
   PATHS ${HALFLIFE_TORCH_DIR}/include NO_DEFAULT_PATH)
@@ -37,8 +37,9 @@ if(HALFLIFE_WITH_CUDA AND LibTorch_INCLUDE_DIR)
     endif()
     if(NOT declared OR LibTorch_VERSION VERSION_LESS 2.11)
       message(FATAL_ERROR "LibTorch ${LibTorch_VERSION} in ${LibTorch_ROOT} is too old for a CUDA build, which adds "
-        "products of bf16 matrices to fp32 sums (at::${product}_out with a type of its result); LibTorch 2.11.0 does that: "
-        "run launch/setup, or pass -DHALFLIFE_TORCH_DIR=<site-packages>/torch, or -DHALFLIFE_CUDA=OFF")
+        "products of bf16 matrices to fp32 sums (at::${product}_out with an output dtype). Run launch/setup to install "
+        "LibTorch 2.11.0, pass its folder as -DHALFLIFE_TORCH_DIR=<site-packages>/torch, or disable CUDA with "
+        "-DHALFLIFE_CUDA=OFF.")
     endif()
   endforeach()
 endif()
@@ -55,13 +56,13 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::LibTorch)
   target_link_libraries(LibTorch::OpenMP INTERFACE ${LibTorch_OPENMP_LIBRARY})
   target_link_options(LibTorch::OpenMP INTERFACE -Wl,-rpath,${LibTorch_LIBRARY_DIR})
   add_library(LibTorch::LibTorch INTERFACE IMPORTED)
-  # at::parallel_for is a header template: without OpenMP it runs on one thread.
+  # at::parallel_for is a header template, which runs on one thread if it is compiled without OpenMP.
   target_link_libraries(LibTorch::LibTorch INTERFACE LibTorch::OpenMP)
   target_compile_options(LibTorch::LibTorch INTERFACE
     "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-idirafter ${LibTorch_INCLUDE_DIR}>"
     "$<$<COMPILE_LANGUAGE:CXX>:SHELL:-idirafter ${LibTorch_INCLUDE_DIR}/torch/csrc/api/include>")
-  # One header per operator. Without this TensorOperators.h includes all of them, which takes 2 of the 8 s
-  # of a file.
+  # Use one header per operator. Otherwise TensorOperators.h includes all of them, which takes 2 of the
+  # 8 s of compiling a file.
   target_compile_definitions(LibTorch::LibTorch INTERFACE $<$<COMPILE_LANGUAGE:CXX>:AT_PER_OPERATOR_HEADERS>)
   if(HALFLIFE_WITH_CUDA)
     target_link_libraries(LibTorch::LibTorch INTERFACE

@@ -1,5 +1,5 @@
-# NCCL: Nccl::Nccl. Looked for in the wheel's own copy (site-packages/nvidia/nccl) first, then in
-# the CUDA toolkit.
+# Finds NCCL and defines Nccl::Nccl. Searches the copy in the Python wheel (site-packages/nvidia/nccl)
+# first, and then the CUDA toolkit.
 get_filename_component(site_packages ${LibTorch_ROOT} DIRECTORY)
 find_path(Nccl_INCLUDE_DIR nccl.h
   HINTS ${site_packages}/nvidia/nccl/include ${CUDAToolkit_INCLUDE_DIRS} /usr/local/cuda/include)

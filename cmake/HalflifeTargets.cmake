@@ -93,15 +93,16 @@ function(hl_area)
 endfunction()
 
 # HALFLIFE_QUICK_TO_COMPILE is for code that takes longer to compile than to run: tests, the command line,
-# and areas that spend their time in libraries. With GCC, -Og compiles in three quarters of the time of -O1.
-# HALFLIFE_BETWEEN_KERNELS is for code that runs between kernels: a decoding step takes 8 % longer with -Og.
-# Neither changes a bit of a result, because these areas are not compiled with fused multiply-adds.
+# and areas that spend their time in libraries. With GCC, -Og takes three quarters of the compile time of
+# -O1. HALFLIFE_BETWEEN_KERNELS is for code that runs between kernels, because a decoding step takes 8 %
+# longer with -Og. Neither changes any result bit, because these areas are compiled without fused
+# multiply-adds.
 set(release_cxx $<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>)
 set(HALFLIFE_QUICK_TO_COMPILE $<${release_cxx}:$<IF:$<CXX_COMPILER_ID:GNU>,-Og,-O1>>)
 set(HALFLIFE_BETWEEN_KERNELS $<${release_cxx}:-O1>)
 
-# Seconds after which a test is considered to hang, by label: about five times what the slowest one takes on
-# two slow, busy cores. They guard against hangs, not against slow machines. No test has its own limit.
+# Time limits in seconds, by label: about five times the time of the slowest test on two slow, busy cores.
+# They detect hangs, not slow machines. No test has its own limit.
 set(HALFLIFE_TIMEOUT_unit 1500)
 set(HALFLIFE_TIMEOUT_emulated 1800)
 set(HALFLIFE_TIMEOUT_mpi 1500)

@@ -26,7 +26,7 @@ install(FILES launch/common.sh launch/supervise.sh DESTINATION share/halflife/la
 install(DIRECTORY launch/mpirun launch/slurm launch/recipes launch/sweeps
   DESTINATION share/halflife/launch USE_SOURCE_PERMISSIONS)
 
-# The installed program writes its completion and its man pages.
+# The installed program generates its completion scripts and man pages.
 install(CODE [[
   set(share $ENV{DESTDIR}${CMAKE_INSTALL_PREFIX}/share)
   set(program $ENV{DESTDIR}${CMAKE_INSTALL_PREFIX}/bin/halflife)

@@ -1,7 +1,7 @@
 # Precompiles LibTorch's headers for the areas that include them. They take more than 3 of the 5 s that a
-# mixer takes to compile. Precompiling only the headers of the standard library and of JSON is not worth
-# it. Each set of compile options costs 12 s and 300 MB on disk. A file must still include what it uses:
-# the preset asan compiles each file separately without precompiled headers and fails otherwise.
+# mixer takes to compile. Precompiling only the headers of the standard library and of JSON does not save
+# enough time to be worthwhile. Each set of compile options costs 12 s and 300 MB on disk. A file must still
+# include what it uses, because the preset asan compiles each file without precompiled headers.
 option(HALFLIFE_PRECOMPILED_HEADERS "Parse LibTorch's headers once for the areas that use them" ON)
 
 # Sets `result` to YES if a target that links the given libraries has LibTorch in its include path.
@@ -25,8 +25,8 @@ function(hl_reaches_libtorch result)
 endfunction()
 
 # hl_precompile_test(TARGET LIBRARIES ...): tests that reach LibTorch share a precompiled header with
-# GoogleTest's headers, and compile in 3 s instead of 8. The header belongs to an executable, as tests are
-# executables.
+# GoogleTest's headers, and compile in 3 s instead of 8. The header belongs to an executable, because tests
+# are executables.
 function(hl_precompile_test target)
   hl_reaches_libtorch(reaches ${ARGN})
   if(NOT HALFLIFE_PRECOMPILED_HEADERS OR NOT reaches)

@@ -1,4 +1,4 @@
-""".ci/build_times.py on logs as ninja writes them."""
+"""Tests .ci/build_times.py on small Ninja logs."""
 
 import pathlib
 import subprocess
@@ -35,15 +35,15 @@ class BuildTimesTest(unittest.TestCase):
         path.write_text(HEADER + before)
         return ["--before", path]
 
-    def test_only_what_this_build_compiled_counts(self):
+    def test_entries_of_earlier_builds_are_ignored(self):
         arguments = self.write(OLD + entry(0, 1500, CORE + "log.cc.o"), before=OLD)
         code, lines, _ = self.run_script(*arguments)
         self.assertEqual(code, 0)
         self.assertIn(": 1 files compiled in 1.5 s", lines[0])
         self.assertEqual(lines[1:], ["     1.5 s  src/core/log.cc (hl_core)"])
 
-    def test_several_starts_of_ninja_and_a_rewritten_log(self):
-        # Rewritten: the new entries precede the old ones. log.cc was compiled by both starts.
+    def test_several_runs_of_ninja_and_a_reordered_log(self):
+        # The new entries precede the old ones. Both runs compiled log.cc.
         first = entry(0, 4000, CORE + "error.cc.o") + entry(4000, 7000, CORE + "log.cc.o")
         second = entry(5, 1005, CORE + "log.cc.o", mtime=19)
         _, lines, _ = self.run_script(*self.write(first + second + OLD, before=OLD))
@@ -51,7 +51,7 @@ class BuildTimesTest(unittest.TestCase):
         self.assertEqual(lines[1:], ["     4.0 s  src/core/error.cc (hl_core)",
                                      "     1.0 s  src/core/log.cc (hl_core)"])
 
-    def test_slowest_first_and_no_more_than_asked_for(self):
+    def test_the_slowest_files_are_listed_first_up_to_the_limit(self):
         log = "".join(entry(0, 1000 * i, f"{CORE}file{i}.cc.o") for i in range(1, 21))
         _, lines, _ = self.run_script(*self.write(log))
         self.assertIn(": 20 files compiled in 210.0 s", lines[0])
@@ -60,7 +60,7 @@ class BuildTimesTest(unittest.TestCase):
         _, lines, _ = self.run_script(*self.write(log), "--files", 3)
         self.assertEqual(len(lines), 4)
 
-    def test_sources_of_other_folders_precompiled_headers_and_what_is_not_compiled(self):
+    def test_only_objects_and_precompiled_headers_are_listed(self):
         log = (entry(0, 3000, "tests/kernels/CMakeFiles/adamw_test.dir/__/__/src/kernels/a.cu.o") +
                entry(0, 2000, "src/model/CMakeFiles/hl_model.dir/cmake_pch.hxx.gch") +
                entry(0, 9000, "src/cli/halflife") + entry(0, 9000, "src/core/libhl_core.a") +
@@ -70,14 +70,14 @@ class BuildTimesTest(unittest.TestCase):
         self.assertEqual(lines[1:], ["     3.0 s  src/kernels/a.cu (adamw_test)",
                                      "     2.0 s  src/model/cmake_pch.hxx (hl_model)"])
 
-    def test_nothing_new_and_no_log(self):
+    def test_an_unchanged_log_and_a_missing_log(self):
         _, lines, _ = self.run_script(*self.write(OLD, before=OLD))
         self.assertEqual(len(lines), 1)
         self.assertIn(": 0 files compiled in 0.0 s", lines[0])
         (self.build / ".ninja_log").unlink()
         code, lines, error = self.run_script()
         self.assertEqual((code, lines), (1, []))
-        self.assertIn("is not there", error)
+        self.assertIn("does not exist", error)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A CUDA build with a LibTorch that cannot add products of bf16 matrices to fp32 sums: said when it is configured."""
+"""Tests that CMake rejects a LibTorch that cannot add products of bf16 matrices to fp32 sums in a CUDA build."""
 
 import pathlib
 import shutil
@@ -10,10 +10,10 @@ MODULE = pathlib.Path(__file__).resolve().parents[2] / "cmake/FindLibTorch.cmake
 DECLARED = "struct TORCH_API {}_dtype_out {{\n"
 
 
-@unittest.skipUnless(shutil.which("cmake"), "no cmake here")
+@unittest.skipUnless(shutil.which("cmake"), "cmake was not found")
 class TorchProductsTest(unittest.TestCase):
     def configure(self, products, cuda="ON", version="2.11.0"):
-        """With a LibTorch that declares these products."""
+        """Runs FindLibTorch.cmake on a fake LibTorch that declares these products."""
         with tempfile.TemporaryDirectory() as folder:
             torch = pathlib.Path(folder) / "torch"
             ops = torch / "include/ATen/ops"
@@ -28,7 +28,7 @@ class TorchProductsTest(unittest.TestCase):
             command += ["-P", str(MODULE)]
             return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
-    def test_says_what_lacks_and_what_would_work(self):
+    def test_an_old_libtorch_is_rejected_with_the_fix(self):
         both = ("mm", "addmm")
         for products, version, missing in ((("mm",), "2.11.0", "addmm"), (("addmm",), "2.11.0", "mm"),
                                            ((), "2.3.1", "mm"), (both, "2.10.0", "mm")):  # fmt: skip
@@ -37,10 +37,10 @@ class TorchProductsTest(unittest.TestCase):
             self.assertNotEqual(done.returncode, 0)
             self.assertIn(f"LibTorch {version} in ", words)
             self.assertIn(f"is too old for a CUDA build, which adds products of bf16 matrices to fp32 sums "
-                          f"(at::{missing}_out with a type of its result)", words)  # fmt: skip
-            self.assertIn("LibTorch 2.11.0 does that: run launch/setup", words)
+                          f"(at::{missing}_out with an output dtype)", words)  # fmt: skip
+            self.assertIn("Run launch/setup to install LibTorch 2.11.0", words)
 
-    def test_no_word_where_both_are_there_or_no_gpu_is_asked_for(self):
+    def test_a_suitable_libtorch_and_a_cpu_build_are_accepted(self):
         for products, cuda in ((("mm", "addmm"), "ON"), ((), "OFF")):
             self.assertNotIn("too old", self.configure(products, cuda).stderr)
 

@@ -1,5 +1,5 @@
-# Run at build time (cmake -P): the schema and the list of optimizers with Lion added, as its author
-# would add it to the tree.
+# Runs at build time (cmake -P). Writes copies of the schema and of the list of optimizers to which Lion
+# is added, in the way that its author would add it to the repository.
 #   -DSOURCE_DIR= -DOUT=
 include(${SOURCE_DIR}/tests/support/overlay_functions.cmake)
 
