@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Compares decay attention, the delta rule and the selective scan with other programs on one GPU: forward, forward +
-backward, bf16.
+"""Compares decay attention, the delta rule and the selective scan with other programs on one GPU, in bf16. Measures the
+forward, and the forward and backward together.
 
     pip install torch==2.11.0 flash-linear-attention==0.6.0
     cmake --build build/cuda --target bench
@@ -13,20 +13,22 @@ kernels are in its repository: add a checkout of it to PYTHONPATH. Helion tunes 
 (HELION_AUTOTUNE_EFFORT=quick shortens that).
 
 For each shape and round, halflife's benchmark runs in a separate process, and the operations of the peer run in
-this one, in alternating order. Times are medians over the rounds of medians between CUDA events. The
-fastest of the peer's operations for that kind counts.
+this one, in alternating order. Each call is timed with CUDA events, and the time of a round is the median over its
+calls. Results are medians over the rounds. If the peer has several operations of a kind, the fastest one is used.
 
 Before a shape is timed, each pass of each operation is compared with the recurrence in fp64 on the first
 256 tokens of that shape, on its first sequence and two of its heads. Triton tunes a kernel again for other
-heads or widths, so this comparison also tunes the kernels that are timed. halflife's benchmark checks
-itself with its own oracle and reports the error. Operations that raise or are wrong are not timed, and the
-row reports it: on Hopper, fla 0.6.0 refuses the backward of chunk_simple_gla with triton 3.4 to 3.7.0.
---without-guard switches that refusal off, and the comparison with the recurrence decides.
+heads or widths, so this comparison also tunes the kernels that are timed. halflife's benchmark compares its
+results with its own reference and reports the error. Operations that raise an exception or are wrong are not timed,
+and the row lists them.
+
+On Hopper, fla 0.6.0 refuses the backward of chunk_simple_gla with triton 3.4 to 3.7.0. --without-guard disables this
+check, and the comparison with the recurrence decides instead.
 
 --shapes selects shapes by parts of their names: --shapes "B2 T16384" V256.
 
-The file of --json is written after each shape. --resume keeps its rows and repeats those that failed on
-halflife's side, after the others. Exit code 1: some failed; 75: a fault in fla ended the process, and
+The file of --json is written after each shape. --resume keeps its rows, and finally repeats those in which halflife
+failed. Exit codes: 1: halflife failed on some shapes; 75: a fault in a kernel of the peer ended the process, and
 --resume continues; 77 and a line "SKIPPED: ...": there is no GPU, peer or binary.
 """
 
@@ -34,7 +36,6 @@ import argparse
 import dataclasses
 import importlib
 import inspect
-import itertools
 import json
 import math
 import os
@@ -44,13 +45,13 @@ import subprocess
 import sys
 
 REPO = pathlib.Path(__file__).resolve().parents[1]
-MAX_ERROR = 1e-2  # relative RMS: bf16 operands and results, 2^-9 each, in three products in a row
+MAX_ERROR = 1e-2  # relative RMS; three consecutive products round bf16 operands and results by 2^-9 each
 LONGEST_RECURRENT = 2048  # for longer rows, a per-token kernel is too slow to compare
 WARM_UPS = 10
-MANY_LATE = 0.1  # share of calls that waited for the host, above which times are unreliable
-LOST = 75  # the exit code if --resume can continue
+MANY_LATE = 0.1  # times are unreliable if a larger share of calls waited for the host
+LOST = 75  # exit code if --resume can continue
 LATE = " (late)"
-LATE_MEANS = f"(late): in more than {MANY_LATE:.0%} of a side's calls the GPU waited for the host."
+LATE_MEANS = f"(late): the GPU waited for the host in more than {MANY_LATE:.0%} of the calls of one side."
 PASSES = ("forward", "forward_backward")
 
 
@@ -59,9 +60,9 @@ class Shape:
     batch: int
     seq_len: int
     heads: int
-    dim: int  # K, and V if dim_v is 0
+    dim: int  # K, and also V if dim_v is 0
     dim_v: int = 0
-    qk_heads: int = 0  # heads of q and k, shared by `heads` of v; 0: heads
+    qk_heads: int = 0  # heads of q and k, which the `heads` heads of v share; 0: as many as `heads`
 
     def __str__(self) -> str:
         dims = f"K{self.dim} V{self.dim_v}" if self.dim_v else f"D{self.dim}"
@@ -87,24 +88,24 @@ SHAPES = (  # most informative first
     Shape(32, 512, 12, 64),
     Shape(8, 2048, 4, 128, dim_v=512),
 )
-# Mamba-2: q and k (its C and B) are one for all heads.
+# Mamba-2: all heads share q and k (its C and B).
 SHAPES_OF_KIND = {"per_token": (Shape(4, 4096, 64, 128, dim_v=64, qk_heads=1),)}
 DELTA_KINDS = ("delta_net", "gated_delta_net", "kda")
 DELTA_SHAPES = (Shape(2, 16384, 16, 128), Shape(8, 2048, 16, 128))
 SCAN = "selective_scan"
-SCAN_SHAPES = (Shape(8, 2048, 1, 2048),)  # `dim` channels with STATES states each, as in mamba with 1024 columns
+SCAN_SHAPES = (Shape(8, 2048, 1, 2048),)  # `dim` channels with STATES states each, as in Mamba with model_dim 1024
 STATES = 16
-CHECKED_TOKENS, CHECKED_HEADS = 256, 2  # of one sequence: the recurrence in fp64 keeps a state per token
+CHECKED_TOKENS, CHECKED_HEADS = 256, 2  # of one sequence, because the recurrence in fp64 keeps a state per token
 
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """One function of a peer. `decay` is its name for log_decay; None: it has none, or makes RetNet's constants."""
+    """One function of a peer. `decay` is its name for log_decay. None: it has no decay, or uses RetNet's constants."""
 
     module: str
     name: str
     decay: str | None
-    more: tuple[str, ...] = ()  # further arguments of the call
+    more: tuple[str, ...] = ()  # additional arguments of the call
     heads_first: bool = False  # q, k, v and the output are [B, H, T, *]
 
     @property
@@ -125,17 +126,17 @@ class Operation:
         return not self.name.startswith("fused_recurrent") or shape.seq_len <= LONGEST_RECURRENT
 
 
-# What the caller's packages need to have a peer.
+# How to install each peer.
 INSTALL = {
     "fla": "pip install flash-linear-attention==0.6.0",
     "flash_qla": "pip install flash-qla==0.1.3",
     "mamba_ssm": "pip install mamba_ssm",
-    "helion": "pip install helion, and add a checkout of its repository, which has the examples, to PYTHONPATH",
+    "helion": "pip install helion, and add a checkout of its repository, which contains the kernels, to PYTHONPATH",
 }
 # The arguments of mamba_ssm's scan, in the order of its gradients. Rows are [B, channels, T].
 SCAN_ARGUMENTS = ("u", "delta", "A", "B", "C", "D", "delta_bias")
 
-# Kind, by the name that halflife's benchmark has for it.
+# The operations of each kind. halflife's benchmark uses the same names of kinds.
 KINDS = {
     "per_head": (
         Operation("fla.ops.retention", "chunk_retention", None),
@@ -191,7 +192,7 @@ def worst(values) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Time:
-    """Of one round: the median, and the share of calls in which the GPU waited for the host."""
+    """The result of one round: the median time, and the share of calls in which the GPU waited for the host."""
 
     ms: float
     late_share: float = 0.0
@@ -204,8 +205,8 @@ def summarise(
     fla: dict[str, dict[str, list[Time]]],
     problems: list[str] | tuple[str, ...] = (),
 ) -> dict:
-    """`ours`: JSON of bench_decay_attention per round; `fla`: pass -> operation -> times per round, without
-    unsupported operations; `problems`: the reasons."""
+    """Returns the row of a shape. `ours`: JSON of halflife's benchmark per round. `fla`: pass -> operation -> times
+    per round, without unsupported operations. `problems`: why these are unsupported."""
     row = {"kind": kind, "shape": str(shape), **dataclasses.asdict(shape)}
     row["max_error"] = worst(result["max_error"] for result in ours)
     row["problems"] = list(problems)
@@ -221,12 +222,12 @@ def summarise(
         if not fla[name]:
             continue
         times = {operation: [one.ms for one in rounds] for operation, rounds in fla[name].items()}
-        rival, rival_ms = fastest(times)
+        operation, fla_ms = fastest(times)
         row[name] |= {
-            "fla_ms": rival_ms,
-            "fla_operation": rival,
-            "fla_late_share": worst(one.late_share for one in fla[name][rival]),
-            "speed": rival_ms / own,
+            "fla_ms": fla_ms,
+            "fla_operation": operation,
+            "fla_late_share": worst(one.late_share for one in fla[name][operation]),
+            "speed": fla_ms / own,
         }
     return row
 
@@ -244,7 +245,7 @@ def is_late(one: dict) -> bool:
 
 def cells_of(row: dict) -> list[str]:
     if "failed" in row:
-        return [row["kind"], row["shape"], f"failed: {table_words(row['failed'])}", "", "", ""]
+        return [row["kind"], row["shape"], f"failed: {cell_text(row['failed'])}", "", "", ""]
     passes = [row[name] for name in PASSES]
     cells = [row["kind"], row["shape"]]
     for key in ("fla_ms", "halflife_ms"):
@@ -258,8 +259,8 @@ def marked_ratios(passes: list[dict]) -> str:
     return " / ".join(ratio + (LATE if is_late(one) else "") for ratio, one in zip(ratios, passes))
 
 
-def table_words(text: str) -> str:
-    """Returns a short text on one line."""
+def cell_text(text: str) -> str:
+    """Returns a text for a cell of a table: one line of at most 200 characters."""
     return " ".join(text.split())[:200].replace("|", "/")
 
 
@@ -274,9 +275,9 @@ def markdown(rows: list[dict], title: str, peer: str = "fla") -> str:
     lines += ["| " + " | ".join(cells_of(row)) + " |" for row in rows]
     if any(is_late(row[name]) for row in rows for name in PASSES if name in row):
         lines += ["", LATE_MEANS]
-    problems = dict.fromkeys(table_words(one) for row in rows for one in row.get("problems", ()))
+    problems = dict.fromkeys(cell_text(one) for row in rows for one in row.get("problems", ()))
     if problems:
-        lines += ["", f"Left out of {peer}'s operations:", ""]
+        lines += ["", f"Operations of {peer} that were not timed:", ""]
         lines += [f"- {problem}" for problem in problems]
     return "\n".join(lines) + "\n"
 
@@ -285,21 +286,21 @@ def markdown(rows: list[dict], title: str, peer: str = "fla") -> str:
 
 
 def write_json(path: pathlib.Path, result: dict) -> None:
-    """Writes the whole file or nothing."""
-    fresh = path.with_name(path.name + ".new")
-    fresh.write_text(json.dumps(result, indent=2) + "\n")
-    os.replace(fresh, path)
+    """Writes the file atomically."""
+    temporary = path.with_name(path.name + ".new")
+    temporary.write_text(json.dumps(result, indent=2) + "\n")
+    os.replace(temporary, path)
 
 
 def results_so_far(path: pathlib.Path, device: str, torch_version: str) -> dict:
-    """Returns the results of an earlier, incomplete call, or nothing."""
+    """Returns the results of an earlier, incomplete call. Empty if there was none."""
     if not path.exists():
         return {}
     earlier = json.loads(path.read_text())
     if (earlier["device"], earlier["torch"]) != (device, torch_version):
         sys.exit(
-            f"{path} is of {earlier['device']}, torch {earlier['torch']}, and here is {device}, "
-            f"torch {torch_version}. Use another --json."
+            f"{path} has results of {earlier['device']} with torch {earlier['torch']}, but this is {device} with "
+            f"torch {torch_version}. Use another file for --json."
         )
     return earlier
 
@@ -309,8 +310,8 @@ def chosen_shapes(kind: str, words: list[str] | None) -> list[Shape]:
     return [shape for shape in shapes_of(kind) if not words or any(word in str(shape) for word in words)]
 
 
-def left_to_do(kinds: list[str], rows: list[dict], words: list[str] | None = None) -> list[tuple[str, Shape]]:
-    """Returns the chosen shapes without a row, then those that failed."""
+def remaining_shapes(kinds: list[str], rows: list[dict], words: list[str] | None = None) -> list[tuple[str, Shape]]:
+    """Returns the chosen shapes that have no row, followed by those that failed."""
     known = {(row["kind"], row["shape"]): row for row in rows}
     wanted = [(kind, shape) for kind in kinds for shape in chosen_shapes(kind, words)]
     fresh = [(kind, shape) for kind, shape in wanted if (kind, str(shape)) not in known]
@@ -318,8 +319,8 @@ def left_to_do(kinds: list[str], rows: list[dict], words: list[str] | None = Non
     return fresh + failed
 
 
-def put(rows: list[dict], row: dict) -> None:
-    """Replaces the failed row, or appends the row."""
+def put_row(rows: list[dict], row: dict) -> None:
+    """Replaces the row of the same shape, or appends the row."""
     for place, one in enumerate(rows):
         if (one["kind"], one["shape"]) == (row["kind"], row["shape"]):
             rows[place] = row
@@ -342,8 +343,8 @@ def shapes_of(kind: str) -> tuple[Shape, ...]:
 
 
 def make_inputs(torch, kind: str, shape: Shape) -> dict:
-    """For peers that do not share heads: q and k are repeated. Neither this nor the sum of their gradients
-    is part of the time."""
+    """Returns random inputs. q and k have as many heads as v, because the peers do not share heads. The times of the
+    peer therefore contain neither the repetition of shared heads nor the sum of their gradients."""
     if kind == SCAN:
         return make_scan_inputs(torch, shape)
     sizes = (shape.batch, shape.seq_len, shape.heads)
@@ -364,7 +365,7 @@ def make_inputs(torch, kind: str, shape: Shape) -> dict:
 
 
 def make_scan_inputs(torch, shape: Shape) -> dict:
-    """Steps from 0.001 to 0.1, as in a model at the start of training."""
+    """Returns random inputs of the scan. Its step sizes are 0.001 to 0.1, as in a model at the start of training."""
     rows = lambda width: torch.randn(shape.batch, width, shape.seq_len, device="cuda", dtype=torch.bfloat16)
     step = (torch.rand(shape.dim, device="cuda") * 4.6 - 6.9).exp()
     inputs = {"u": rows(shape.dim), "delta": rows(shape.dim) * 0.1,
@@ -375,8 +376,8 @@ def make_scan_inputs(torch, shape: Shape) -> dict:
     return {**inputs, "dout": rows(shape.dim)}
 
 
-def laid_out(operation: Operation, inputs: dict) -> dict:
-    """Returns the inputs in the peer's layout, which is not part of the time."""
+def to_peer_layout(operation: Operation, inputs: dict) -> dict:
+    """Returns the inputs in the peer's layout. This conversion is not timed."""
     if not operation.heads_first:
         return inputs
     swap = lambda x: x.detach().transpose(1, 2).contiguous().requires_grad_(x.requires_grad)
@@ -384,7 +385,7 @@ def laid_out(operation: Operation, inputs: dict) -> dict:
 
 
 def call(operation: Operation, inputs: dict):
-    """`inputs` are in the peer's layout."""
+    """Calls the operation. `inputs` are in the peer's layout."""
     if operation.peer == "mamba_ssm":
         return operation.load()(**{name: inputs[name] for name in SCAN_ARGUMENTS}, delta_softplus=True)
     arguments = {name: inputs[name] for name in ("q", "k", "v", *operation.more)}
@@ -399,7 +400,8 @@ def leaves(inputs: dict) -> list:
 
 
 def scan_recurrence(torch, inputs: dict):
-    """h_t = exp(step_t A) h_{t-1} + step_t u_t B_t, y_t = C_t h_t + D u_t, step = softplus(delta + bias), in fp64."""
+    """Computes h_t = exp(step_t A) h_{t-1} + step_t u_t B_t, y_t = C_t h_t + D u_t with step = softplus(delta + bias),
+    in fp64."""
     u, delta, a, b, c, skip, bias = (inputs[name].double() for name in SCAN_ARGUMENTS)
     step = torch.nn.functional.softplus(delta + bias[:, None])
     state, outs = torch.zeros(u.shape[0], *a.shape, device=u.device).double(), []
@@ -411,7 +413,7 @@ def scan_recurrence(torch, inputs: dict):
 
 
 def recurrence(torch, inputs: dict):
-    """o_t = scale q_t S_t, S_t = exp(decay_t) S_{t-1} + k_t^T v_t, in fp64. With beta, the delta rule:
+    """Computes o_t = scale q_t S_t, S_t = exp(decay_t) S_{t-1} + k_t^T v_t in fp64. With beta, computes the delta rule:
     S~ = exp(decay_t) S_{t-1}, S_t = S~ + k_t^T beta_t (v_t - k_t S~)."""
     if "u" in inputs:
         return scan_recurrence(torch, inputs)
@@ -441,8 +443,8 @@ def relative_error(got, want) -> float:
 
 
 def part_of(inputs: dict) -> dict:
-    """Returns the first sequence and heads as leaves of their own. Sequences and heads are independent. The scan's
-    weights are shared by its sequences, so its inputs are used whole."""
+    """Returns the first sequence and its first heads as new leaves. Sequences and heads are independent. The sequences
+    of a scan share its weights, so all of its inputs are returned."""
     return {name: first_of(inputs, x.detach()).clone().requires_grad_(x.requires_grad) for name, x in inputs.items()}
 
 
@@ -454,7 +456,7 @@ def error_of(torch, kind: str, operation: Operation, name: str, shape: Shape) ->
     """Returns the error of one pass on the first tokens of the shape."""
     small = dataclasses.replace(shape, seq_len=min(CHECKED_TOKENS, shape.seq_len), batch=1 if kind == SCAN else shape.batch)
     inputs = make_inputs(torch, kind, small)
-    part, theirs = part_of(inputs), laid_out(operation, inputs)
+    part, theirs = part_of(inputs), to_peer_layout(operation, inputs)
     want = recurrence(torch, part)
     swapped = lambda x: x.transpose(1, 2) if operation.heads_first and x.dim() == 4 else x
     if name == "forward":
@@ -465,7 +467,7 @@ def error_of(torch, kind: str, operation: Operation, name: str, shape: Shape) ->
     return worst(relative_error(first_of(inputs, swapped(got)), one) for got, one in zip(gots, wants))
 
 
-def words_of(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
@@ -476,22 +478,22 @@ def trial(torch, kind: str, operation: Operation, shape: Shape) -> dict:
         try:
             error = error_of(torch, kind, operation, name, shape)
         except Exception as raised:  # noqa: BLE001: fla and triton raise any type; others continue
-            found["problems"][name] = words_of(raised)
+            found["problems"][name] = describe_error(raised)
             continue
         if error <= MAX_ERROR:
             found["errors"][name] = error
         else:
-            found["problems"][name] = f"is off the recurrence by {error:.1e}"
+            found["problems"][name] = f"differs from the recurrence by {error:.1e}"
     return found
 
 
 class Timer:
-    """Of the device's work alone, as bench/support/measure.h times halflife's: a kernel that spins
-    goes ahead, so that Python has enqueued all of a call when the device begins it, and spins twice
-    as long after a call for which it was too short. That call counts as late."""
+    """Times only the work of the device, like bench/support/measure.h. A spinning kernel precedes each call, so that
+    Python has enqueued the whole call when the device starts it. If the kernel was too short, the call counts as late,
+    and the next kernel spins twice as long."""
 
     LONGEST_MS = 50
-    CYCLES_A_MS = 2e6  # at 2 GHz; longer at a lower clock
+    CYCLES_PER_MS = 2e6  # at 2 GHz; at a lower clock the kernel takes longer
 
     def __init__(self, torch):
         self.torch = torch
@@ -506,7 +508,7 @@ class Timer:
 
     def ms(self, run) -> float:
         before, after = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self.torch.cuda._sleep(int(self.spin_ms * self.CYCLES_A_MS))
+        self.torch.cuda._sleep(int(self.spin_ms * self.CYCLES_PER_MS))
         before.record()
         run()
         after.record()
@@ -518,8 +520,8 @@ class Timer:
         return before.elapsed_time(after)
 
 
-def num_problems(cache_bytes: int, shape: Shape) -> int:
-    """Returns at least two problems, and enough that none is still in the cache when it is used again."""
+def num_input_sets(cache_bytes: int, shape: Shape) -> int:
+    """Returns a number of sets of inputs, at least 2, with which none is still in the cache when it is used again."""
     one = 4 * shape.batch * shape.seq_len * shape.heads * (shape.dim + shape.values)
     return max(2, min(64, -(-2 * cache_bytes // one)))
 
@@ -527,9 +529,10 @@ def num_problems(cache_bytes: int, shape: Shape) -> int:
 def time_fla(
     torch, kind: str, operation: Operation, name: str, shape: Shape, samples: int
 ) -> Time:
-    """Times one pass. Each call uses the next problem, so that operands are not in the cache."""
+    """Times one pass. Each call uses the next set of inputs, so that operands are not in the cache."""
     cache = torch.cuda.get_device_properties(0).L2_cache_size
-    problems = [laid_out(operation, make_inputs(torch, kind, shape)) for _ in range(num_problems(cache, shape))]
+    count = num_input_sets(cache, shape)
+    input_sets = [to_peer_layout(operation, make_inputs(torch, kind, shape)) for _ in range(count)]
 
     def forward(inputs):
         with torch.no_grad():
@@ -545,13 +548,13 @@ def time_fla(
         if sample == WARM_UPS:
             times.clear()
             timer.start_counting()
-        inputs = problems[sample % len(problems)]
+        inputs = input_sets[sample % len(input_sets)]
         times.append(timer.ms(lambda inputs=inputs: run(inputs)))
     return Time(statistics.median(times), timer.late_share())
 
 
 class Failed(Exception):
-    """Runs halflife's side of a comparison."""
+    """halflife's benchmark failed. The message says how."""
 
 
 def program_of(kind: str) -> str:
@@ -560,33 +563,33 @@ def program_of(kind: str) -> str:
     return "bench_delta_rule" if kind in DELTA_KINDS else "bench_decay_attention"
 
 
-def words_of_shape(kind: str, shape: Shape) -> list[str]:
+def shape_options(kind: str, shape: Shape) -> list[str]:
     """Returns the options of halflife's benchmark for the shape."""
-    words = ["--kind", kind, "--batch", shape.batch, "--seq-len", shape.seq_len, "--dim", shape.dim]
+    options = ["--kind", kind, "--batch", shape.batch, "--seq-len", shape.seq_len, "--dim", shape.dim]
     if kind == SCAN:
-        words += ["--states", STATES]
+        options += ["--states", STATES]
     else:
-        words += ["--heads", shape.heads]
+        options += ["--heads", shape.heads]
         if kind not in DELTA_KINDS:
-            words += ["--dim-v", shape.dim_v, "--qk-heads", shape.qk_heads]
-    return list(map(str, words))
+            options += ["--dim-v", shape.dim_v, "--qk-heads", shape.qk_heads]
+    return list(map(str, options))
 
 
 def time_ours(binary: pathlib.Path, kind: str, shape: Shape, samples: int) -> dict:
-    """`binary` is any of the benchmarks, which are in one folder."""
-    command = [binary.with_name(program_of(kind)), "--device", "cuda", *words_of_shape(kind, shape), "--rounds", samples]
+    """Runs halflife's benchmark of the kind. `binary` is any benchmark; all are in one folder."""
+    command = [binary.with_name(program_of(kind)), "--device", "cuda", *shape_options(kind, shape), "--rounds", samples]
     done = subprocess.run([str(x) for x in command], capture_output=True, text=True, check=False)
     sys.stderr.write(done.stderr)
     if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise Failed(f"exit {done.returncode} of {' '.join(map(str, command))}: {last}")
     try:
         result = json.loads(done.stdout)
     except json.JSONDecodeError as error:
-        raise Failed(f"the output of {' '.join(map(str, command))} is no JSON: {error}") from error
+        raise Failed(f"the output of {' '.join(map(str, command))} is not JSON: {error}") from error
     figures = [result["max_error"]] + [value for name in PASSES for value in result[name].values()]
     if None in figures:
-        raise Failed(f"some figures of {' '.join(map(str, command))} are no numbers")
+        raise Failed(f"{' '.join(map(str, command))} reported NaN or infinity")
     return result
 
 
@@ -594,7 +597,7 @@ class Comparison:
     """Runs both sides on one shape in rounds with alternating order."""
 
     def __init__(self, torch, kind: str, shape: Shape, trials: dict[str, dict], options):
-        """`trials`: of this shape, by the operation's name."""
+        """`trials`: the results of trial() for this shape, by the operation's name."""
         self.torch, self.kind, self.shape, self.options = torch, kind, shape, options
         self.ours: list[dict] = []
         self.fla: dict[str, dict[str, list[Time]]] = {name: {} for name in PASSES}
@@ -606,29 +609,29 @@ class Comparison:
             problems = trials[operation.name]["problems"]
             for name in PASSES:
                 if name in problems:
-                    self.note(operation, name, problems[name])
+                    self.add_problem(operation, name, problems[name])
                 else:
                     self.to_time.append((operation, name))
 
-    def note(self, operation: Operation, name: str, problem: str) -> None:
+    def add_problem(self, operation: Operation, name: str, problem: str) -> None:
         self.problems.append(f"{operation.name}, {name.replace('_', ' + ')}: {problem}")
 
     def run_fla(self) -> None:
-        """Operations that raise at this shape are left out, also in earlier rounds."""
+        """Times the peer's operations once. If one raises, its results of earlier rounds are dropped, too."""
         for operation, name in list(self.to_time):
             try:
                 time = time_fla(
                     self.torch, self.kind, operation, name, self.shape, self.options.samples
                 )
             except Exception as raised:  # noqa: BLE001: fla and triton raise any type; others continue
-                self.note(operation, name, f"at {self.shape}: {words_of(raised)}")
+                self.add_problem(operation, name, f"at {self.shape}: {describe_error(raised)}")
                 self.to_time.remove((operation, name))
                 self.fla[name].pop(operation.name, None)
                 continue
             self.fla[name].setdefault(operation.name, []).append(time)
         try:
-            self.torch.cuda.empty_cache()  # the other process needs the memory now
-        except Exception:  # noqa: BLE001: a lost context, which the caller checks
+            self.torch.cuda.empty_cache()  # halflife's process needs the memory now
+        except Exception:  # noqa: BLE001: the context is lost; the caller checks that
             pass
 
     def run_ours(self) -> None:
@@ -638,9 +641,9 @@ class Comparison:
 
     def row(self) -> dict:
         try:
-            for turn in range(self.options.rounds):
+            for number in range(self.options.rounds):
                 pair = (self.run_ours, self.run_fla)
-                for run in pair if turn % 2 == 0 else reversed(pair):
+                for run in pair if number % 2 == 0 else reversed(pair):
                     run()
         except Failed as failed:
             return failed_row(self.kind, self.shape, str(failed), self.problems)
@@ -648,44 +651,45 @@ class Comparison:
 
 
 def context_is_lost(torch) -> bool:
-    """After a fault of a kernel nothing more runs in this process."""
+    """Returns whether a fault in a kernel has made the GPU unusable for this process."""
     try:
         torch.cuda.synchronize()
-    except Exception:  # noqa: BLE001: what it raises differs between versions
+    except Exception:  # noqa: BLE001: the type of the exception differs between versions
         return True
     return False
 
 
 def set_tuning(ms: float) -> None:
+    """Sets the time for which Triton measures each configuration of a kernel."""
     import triton.testing
 
     benchmark = triton.testing.do_bench
     triton.testing.do_bench = lambda call, **more: benchmark(call, **{"warmup": ms / 4, "rep": ms, **more})
 
 
-def switch_guard_off() -> None:
-    """fla asks this name at each backward of chunk_simple_gla."""
+def disable_guard() -> None:
+    """Lets fla run every backward of chunk_simple_gla. fla reads this variable in each call."""
     module, name = importlib.import_module("fla.ops.common.chunk_o"), "IS_NVIDIA_HOPPER"
     if not hasattr(module, name):
-        sys.exit(f"{module.__name__} of this fla has no {name}; 0.6.0 does. Leave out --without-guard.")
+        sys.exit(f"{module.__name__} has no {name} in this version of fla. Install 0.6.0, or remove --without-guard.")
     setattr(module, name, False)
 
 
 def load_torch(peer: str, kinds: list[str]):
-    os.environ.setdefault("FLA_FLASH_QLA", "0")  # fla would call FlashQLA where it is installed, which is a peer of its own
+    os.environ.setdefault("FLA_FLASH_QLA", "0")  # otherwise fla calls FlashQLA, which is a separate peer
     try:
         import torch
     except ImportError as error:
-        skip(f"no torch here ({error}); pip install torch==2.11.0 would bring it")
+        skip(f"torch is not installed ({error}). Run pip install torch==2.11.0.")
     if not torch.cuda.is_available():
         skip("no GPU was found")
     for operation in sum((operations_of(kind, peer) for kind in kinds), []):
         try:
             missing = missing_parameters(operation.load(), operation.parameters())
         except ImportError as error:
-            skip(f"no {peer} here ({error}); {INSTALL[peer]} would bring it")
+            skip(f"{peer} is not installed ({error}). Run {INSTALL[peer]}.")
         if missing:
-            sys.exit(f"{operation.name} of this {peer} takes no {', '.join(missing)}; another version does")
+            sys.exit(f"{operation.name} of this {peer} has no argument {', '.join(missing)}. Run {INSTALL[peer]}.")
     return torch
 
 
@@ -693,38 +697,41 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--binary", type=pathlib.Path,
-                        default=REPO / "build/cuda/bench/bench_decay_attention")
-    parser.add_argument("--peer", choices=INSTALL, default="fla", help="the other program (fla)")
-    parser.add_argument("--only", choices=KINDS, action="append", help="this kind; may be repeated")
-    parser.add_argument("--shapes", nargs="+", help="the shapes whose names contain one of these words")
+    parser.add_argument("--binary", type=pathlib.Path, metavar="FILE",
+                        default=REPO / "build/cuda/bench/bench_decay_attention",
+                        help="one of halflife's benchmarks; all must be in its folder (default: %(default)s)")
+    parser.add_argument("--peer", choices=INSTALL, default="fla", help="the other program (default: fla)")
+    parser.add_argument("--only", choices=KINDS, action="append",
+                        help="compare only this kind; may be repeated (default: all kinds of the peer)")
+    parser.add_argument("--shapes", nargs="+", metavar="WORD",
+                        help="compare only shapes whose names contain one of these words (default: all shapes)")
     parser.add_argument("--without-guard", action="store_true",
                         help="run fla's backward of chunk_simple_gla also with the versions of triton that fla refuses")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--tune-ms", type=float, default=100,
-                        help="for which Triton times each configuration of a kernel, once a shape (100)")
-    parser.add_argument("--samples", type=int, default=50, help="timed calls of a round")
-    parser.add_argument("--json", type=pathlib.Path)
-    parser.add_argument("--resume", action="store_true", help="keep the rows that --json has")
-    parser.add_argument("--markdown", type=pathlib.Path)
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds per shape (default: 3)")
+    parser.add_argument("--tune-ms", type=float, default=100, metavar="MS",
+                        help="time for which Triton measures each configuration of a kernel (default: 100)")
+    parser.add_argument("--samples", type=int, default=50, help="number of timed calls per round (default: 50)")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE",
+                        help="write the results to this file after each shape")
+    parser.add_argument("--resume", action="store_true", help="keep the rows of the file of --json")
+    parser.add_argument("--markdown", type=pathlib.Path, metavar="FILE", help="write a table to this file")
     options = parser.parse_args()
     if options.resume and not options.json:
-        parser.error("--resume needs --json with the file to continue")
+        parser.error("--resume continues the file of --json. Add --json FILE.")
     kinds = options.only = options.only or kinds_of(options.peer)
     foreign = [kind for kind in kinds if not operations_of(kind, options.peer)]
     if foreign:
-        parser.error(f"--peer {options.peer} has no {', '.join(foreign)}; it has {', '.join(kinds_of(options.peer))}")
-    if options.shapes and not left_to_do(kinds, [], options.shapes):
-        parser.error(f"--shapes {' '.join(options.shapes)}: no shape's name contains that; the shapes are "
-                     + ", ".join(map(str, shapes_of(kinds[0]))))  # fmt: skip
+        parser.error(f"--peer {options.peer} has no {', '.join(foreign)}. Use {', '.join(kinds_of(options.peer))}.")
+    if options.shapes and not remaining_shapes(kinds, [], options.shapes):
+        parser.error(f"--shapes {' '.join(options.shapes)}: no name of a shape contains this. Use a part of one of "
+                     "these names: " + ", ".join(map(str, shapes_of(kinds[0]))))  # fmt: skip
     torch = load_torch(options.peer, kinds)
-    if options.peer in ("fla", "helion"):  # Triton's
+    if options.peer in ("fla", "helion"):  # their kernels are written in Triton
         set_tuning(options.tune_ms)
     if options.without_guard:
-        switch_guard_off()
+        disable_guard()
     if not options.binary.exists():
-        makes = "cmake --build build/cuda --target bench makes it"
-        skip(f"no {options.binary}; {makes}")
+        skip(f"{options.binary} does not exist. Run cmake --build build/cuda --target bench.")
     sys.exit(compare(torch, options))
 
 
@@ -736,31 +743,31 @@ def compare(torch, options) -> int:
         result |= results_so_far(options.json, device, torch.__version__)
     rows, trials = result["rows"], result["trials"]
 
-    def keep() -> None:
+    def save() -> None:
         if options.json:
             write_json(options.json, result)
         if context_is_lost(torch):
-            print("a kernel's fault took this whole process; --resume goes on", file=sys.stderr)
+            print("A fault in a kernel made the GPU unusable for this process. Use --resume.", file=sys.stderr)
             sys.exit(LOST)
 
-    for kind, shape in left_to_do(kinds, rows, options.shapes):
+    for kind, shape in remaining_shapes(kinds, rows, options.shapes):
         tried = trials.setdefault(f"{kind} {shape}", {})
         for operation in operations_of(kind, options.peer):
             if operation.suits(shape) and operation.name not in tried:
                 tried[operation.name] = trial(torch, kind, operation, shape)
-                keep()
-        put(rows, Comparison(torch, kind, shape, tried, options).row())
+                save()
+        put_row(rows, Comparison(torch, kind, shape, tried, options).row())
         print(json.dumps(rows[-1]), file=sys.stderr)
-        keep()
+        save()
     table = markdown(rows, f"{device}, torch {torch.__version__}, bf16, medians:", options.peer)
     print(table)
     if options.markdown:
         options.markdown.write_text(table)
-    return report_failed(rows)
+    return report_failures(rows)
 
 
-def report_failed(rows: list[dict]) -> int:
-    """Returns the exit code."""
+def report_failures(rows: list[dict]) -> int:
+    """Prints the failed rows. Returns the exit code."""
     failed = [row for row in rows if "failed" in row]
     for row in failed:
         print(f"failed: {row['kind']} {row['shape']}: {row['failed']}", file=sys.stderr)

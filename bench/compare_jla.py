@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Compares decay attention with jax-linear-attention (jla) on one Hopper GPU: forward, forward + backward, bf16.
+"""Compares decay attention with jax-linear-attention (jla) on one Hopper GPU, in bf16. Measures the forward, and the
+forward and backward together.
 
     pip install "jax-linear-attention[cuda]==0.1.0"      # Python 3.12 or later
     cmake --build build/cuda --target bench_decay_attention
@@ -8,13 +9,13 @@
 
 For each shape and round, bench_decay_attention runs in a separate process, and jla's Mosaic GPU kernels run
 in this one, in alternating order. Times are medians over the rounds. jla's time is the wall time of a
-sequence of calls that JAX enqueues without waiting, divided by their number; ours are times between CUDA
-events. Operands of all calls of jla are the same, so those that fit into the L2 cache are read from it.
+sequence of calls that JAX enqueues without waiting, divided by their number. halflife's calls are timed with CUDA
+events. All calls of jla have the same operands, so operands that fit into the L2 cache are read from it.
 
 Before a shape is timed, jla's output and gradients are compared with its token-by-token implementation in
-fp32 on the first 256 tokens. Passes that raise or are wrong are not timed, and the row reports it.
+fp32 on the first 256 tokens. Passes that raise an exception or are wrong are not timed, and the row lists them.
 
-Exit code 1: some failed on halflife's side; 77 and a line "SKIPPED: ...": there is no GPU, jla or binary.
+Exit codes: 1: halflife failed on some shapes; 77 and a line "SKIPPED: ...": there is no GPU, jla or binary.
 """
 
 import argparse
@@ -32,12 +33,12 @@ from compare_fla import MAX_ERROR, PASSES, REPO, Shape
 
 KINDS = {"per_token": "simple_gla", "per_channel": "gla"}  # jla's name of each kind of decay
 CHECKED_TOKENS = 256
-CALLS = 10  # of one sample
+CALLS = 10  # per sample
 OPERANDS = ("q", "k", "v", "decay")
 
 
 class Jla:
-    """jla's operation for one kind of decay, on arrays of JAX."""
+    """jla's operation for one kind of decay, on JAX arrays."""
 
     def __init__(self, jax, linear_attention, kind: str):
         self.jax, self.kind, self.linear_attention = jax, kind, linear_attention
@@ -103,12 +104,12 @@ def checked(jla: Jla, shape: Shape) -> tuple[list[str], list[str]]:
         try:
             error = jla.error(name, shape)
         except Exception as raised:  # noqa: BLE001: JAX and jla raise any type; others continue
-            problems.append(f"{name.replace('_', ' + ')}: {compare_fla.words_of(raised)}")
+            problems.append(f"{name.replace('_', ' + ')}: {compare_fla.describe_error(raised)}")
             continue
         if error <= MAX_ERROR:
             good.append(name)
         else:
-            problems.append(f"{name.replace('_', ' + ')}: is off the recurrence by {error:.1e}")
+            problems.append(f"{name.replace('_', ' + ')}: differs from the recurrence by {error:.1e}")
     return good, problems
 
 
@@ -125,14 +126,14 @@ def row_of(jla: Jla, shape: Shape, options) -> dict:
             try:
                 theirs[name].append(jla.ms(name, shape, options.samples))
             except Exception as raised:  # noqa: BLE001
-                problems.append(f"{name.replace('_', ' + ')}, at {shape}: {compare_fla.words_of(raised)}")
+                problems.append(f"{name.replace('_', ' + ')}, at {shape}: {compare_fla.describe_error(raised)}")
                 del theirs[name]
 
     row = {"kind": jla.kind, "shape": str(shape), **dataclasses.asdict(shape)}
     try:
-        for turn in range(options.rounds):
+        for number in range(options.rounds):
             pair = (run_ours, run_theirs)
-            for run in pair if turn % 2 == 0 else reversed(pair):
+            for run in pair if number % 2 == 0 else reversed(pair):
                 run()
     except compare_fla.Failed as failed:
         return {**row, "failed": str(failed), "problems": problems}
@@ -145,14 +146,14 @@ def summary(ours: list[dict], theirs: dict[str, list[float]]) -> dict:
         own = statistics.median(result[name]["ms"] for result in ours)
         row[name] = {"halflife_ms": own}
         if theirs.get(name):
-            rival = statistics.median(theirs[name])
-            row[name] |= {"jla_ms": rival, "speed": rival / own}
+            jla_ms = statistics.median(theirs[name])
+            row[name] |= {"jla_ms": jla_ms, "speed": jla_ms / own}
     return row
 
 
 def cells_of(row: dict) -> list[str]:
     if "failed" in row:
-        return [row["kind"], row["shape"], f"failed: {compare_fla.table_words(row['failed'])}", "", ""]
+        return [row["kind"], row["shape"], f"failed: {compare_fla.cell_text(row['failed'])}", "", ""]
     show = lambda key, form: " / ".join(form.format(row[name][key]) if key in row[name] else "none" for name in PASSES)
     return [row["kind"], row["shape"], show("jla_ms", "{:.3f}"), show("halflife_ms", "{:.3f}"), show("speed", "{:.2f} x")]
 
@@ -161,20 +162,20 @@ def markdown(rows: list[dict], title: str) -> str:
     lines = [title, "", "| decay | shape | jla, ms: forward / both | halflife, ms: forward / both | speed: forward / both |",
              "|---|---|---|---|---|"]  # fmt: skip
     lines += ["| " + " | ".join(cells_of(row)) + " |" for row in rows]
-    problems = dict.fromkeys(compare_fla.table_words(one) for row in rows for one in row.get("problems", ()))
+    problems = dict.fromkeys(compare_fla.cell_text(one) for row in rows for one in row.get("problems", ()))
     if problems:
-        lines += ["", "Left out of jla's passes:", "", *(f"- {problem}" for problem in problems)]
+        lines += ["", "Passes of jla that were not timed:", "", *(f"- {problem}" for problem in problems)]
     return "\n".join(lines) + "\n"
 
 
 def load():
-    """Returns jax and jla's entry point, or ends the process if they or a GPU are missing."""
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the other process needs memory, too
+    """Returns jax and jla's entry point. Ends the process if they or a GPU are missing."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # halflife's process needs memory, too
     try:
         jax = importlib.import_module("jax")
         linear_attention = importlib.import_module("jla.ops").linear_attention
     except ImportError as error:
-        compare_fla.skip(f"no jla here ({error}); pip install 'jax-linear-attention[cuda]==0.1.0' would bring it")
+        compare_fla.skip(f"jla is not installed ({error}). Run pip install 'jax-linear-attention[cuda]==0.1.0'.")
     if jax.default_backend() != "gpu":
         compare_fla.skip("no GPU was found")
     return jax, linear_attention
@@ -182,17 +183,22 @@ def load():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--binary", type=pathlib.Path, default=REPO / "build/cuda/bench/bench_decay_attention")
-    parser.add_argument("--only", choices=KINDS, action="append", help="this kind; may be repeated")
-    parser.add_argument("--shapes", nargs="+", help="the shapes whose names contain one of these words")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--samples", type=int, default=20, help="timed samples of a round")
-    parser.add_argument("--json", type=pathlib.Path)
-    parser.add_argument("--markdown", type=pathlib.Path)
+    parser.add_argument("--binary", type=pathlib.Path, metavar="FILE",
+                        default=REPO / "build/cuda/bench/bench_decay_attention", help="(default: %(default)s)")
+    parser.add_argument("--only", choices=KINDS, action="append",
+                        help="compare only this kind of decay; may be repeated (default: both)")
+    parser.add_argument("--shapes", nargs="+", metavar="WORD",
+                        help="compare only shapes whose names contain one of these words (default: all shapes)")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds per shape (default: 3)")
+    parser.add_argument("--samples", type=int, default=20, help="number of timed samples per round (default: 20)")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE",
+                        help="write the results to this file after each shape")
+    parser.add_argument("--markdown", type=pathlib.Path, metavar="FILE", help="write a table to this file")
     options = parser.parse_args()
     jax, linear_attention = load()
     if not options.binary.exists():
-        compare_fla.skip(f"no {options.binary}; cmake --build build/cuda --target bench_decay_attention makes it")
+        target = "bench_decay_attention"
+        compare_fla.skip(f"{options.binary} does not exist. Run cmake --build build/cuda --target {target}.")
     device = jax.devices()[0].device_kind
     sys.exit(compare(device, lambda kind: Jla(jax, linear_attention, kind), options))
 
@@ -212,7 +218,7 @@ def compare(device: str, make, options) -> int:
     print(table)
     if options.markdown:
         options.markdown.write_text(table)
-    return compare_fla.report_failed(rows)
+    return compare_fla.report_failures(rows)
 
 
 if __name__ == "__main__":

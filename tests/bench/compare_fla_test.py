@@ -1,4 +1,5 @@
-"""The parts of bench/compare_fla.py that need no GPU; the signatures of fla's operations where fla is installed."""
+"""Tests the parts of bench/compare_fla.py that need no GPU, and, if fla is installed, the signatures of its
+operations."""
 
 import contextlib
 import importlib.util
@@ -34,9 +35,9 @@ class FakeCuda:
     def __init__(self, host_ms, device_ms):
         self.cuda = self
         self.host_ms, self.device_ms = host_ms, device_ms
-        self.host = self.device = 0.0  # how far each has come, in ms
+        self.host = self.device = 0.0  # the current time of each, in ms
 
-    def Event(self, enable_timing):  # noqa: N802, torch's name
+    def Event(self, enable_timing):  # noqa: N802: the name that torch uses
         outer = self
 
         class Event:
@@ -55,7 +56,7 @@ class FakeCuda:
         return Event()
 
     def _sleep(self, cycles):
-        self.device = max(self.device, self.host) + cycles / fla.Timer.CYCLES_A_MS
+        self.device = max(self.device, self.host) + cycles / fla.Timer.CYCLES_PER_MS
 
     def call(self):
         self.host += self.host_ms
@@ -77,7 +78,7 @@ class CompareFlaTest(unittest.TestCase):
             str(fla.shapes_of("per_token")[-1]), "B4 T4096 H64 K128 V64 1 of q and k"
         )
 
-    def test_recurrent_operations_stay_with_short_sequences(self):
+    def test_recurrent_operations_are_used_only_for_short_sequences(self):
         recurrent = fla.KINDS["per_token"][1]
         self.assertTrue(recurrent.suits(fla.Shape(1, 2048, 1, 64)))
         self.assertFalse(recurrent.suits(fla.Shape(1, 4096, 1, 64)))
@@ -88,25 +89,25 @@ class CompareFlaTest(unittest.TestCase):
         self.assertEqual(fla.kinds_of("mamba_ssm"), [fla.SCAN])
         self.assertEqual(fla.kinds_of("helion"), ["per_token"])
         self.assertEqual([one.name for one in fla.operations_of("per_token", "helion")], ["chunk_simple_gla"])
-        asked = fla.operations_of("gated_delta_net", "flash_qla")[0].parameters()
-        self.assertEqual(asked, ["q", "k", "v", "scale", "g", "beta"])
+        parameters = fla.operations_of("gated_delta_net", "flash_qla")[0].parameters()
+        self.assertEqual(parameters, ["q", "k", "v", "scale", "g", "beta"])
         done = subprocess.run([sys.executable, SCRIPT, "--peer", "flash_qla", "--only", "kda"], capture_output=True, text=True, check=False)
         self.assertEqual(done.returncode, 2)
-        self.assertIn("--peer flash_qla has no kda; it has gated_delta_net", done.stderr)
+        self.assertIn("--peer flash_qla has no kda. Use gated_delta_net.", done.stderr)
 
     def test_each_kind_has_its_own_program_and_options(self):
-        scan = fla.words_of_shape(fla.SCAN, fla.Shape(8, 2048, 1, 2048))
+        scan = fla.shape_options(fla.SCAN, fla.Shape(8, 2048, 1, 2048))
         self.assertEqual(" ".join(scan), "--kind selective_scan --batch 8 --seq-len 2048 --dim 2048 --states 16")
-        delta = fla.words_of_shape("kda", fla.Shape(1, 64, 2, 128))
+        delta = fla.shape_options("kda", fla.Shape(1, 64, 2, 128))
         self.assertEqual(" ".join(delta), "--kind kda --batch 1 --seq-len 64 --dim 128 --heads 2")
         self.assertEqual([fla.program_of(kind) for kind in (fla.SCAN, "kda", "per_head")],
                          ["bench_scans", "bench_delta_rule", "bench_decay_attention"])  # fmt: skip
 
-    def test_fla_counts_with_its_fastest(self):
+    def test_the_fastest_operation_of_fla_is_used(self):
         rounds = {"chunk": [3.0, 1.0, 2.0], "recurrent": [1.9, 9.0, 1.0]}
         self.assertEqual(fla.fastest(rounds), ("recurrent", 1.9))
 
-    def test_summary_is_of_medians_over_rounds(self):
+    def test_a_row_has_medians_over_rounds(self):
         theirs = {"forward": {"chunk": times(4.0, 2.0, 3.0)}, "forward_backward": {"chunk": times(12.0)}}
         ours = [our_round(1, 4), our_round(9, 5, 2e-3), our_round(2, 6)]
         row = fla.summarise("per_head", fla.Shape(1, 64, 2, 64), ours, theirs)
@@ -116,7 +117,7 @@ class CompareFlaTest(unittest.TestCase):
         self.assertEqual(row["max_error"], 2e-3)
         self.assertEqual(row["shape"], "B1 T64 H2 D64")
 
-    def test_times_are_the_devices_once_the_spin_is_long_enough(self):
+    def test_only_device_time_counts_once_the_spin_is_long_enough(self):
         device = FakeCuda(host_ms=3, device_ms=1)
         timer = fla.Timer(device)
         taken = [timer.ms(device.call) for _ in range(fla.WARM_UPS)]
@@ -128,15 +129,15 @@ class CompareFlaTest(unittest.TestCase):
         self.assertEqual(timer.late_share(), 0)
         self.assertLess(timer.spin_ms, 7)
 
-    def test_no_call_finds_the_operands_of_the_one_before(self):
+    def test_input_sets_exceed_the_cache(self):
         cache = 50 << 20
         for shape in fla.SHAPES:
-            count = fla.num_problems(cache, shape)
+            count = fla.num_input_sets(cache, shape)
             one = 4 * shape.batch * shape.seq_len * shape.heads * (shape.dim + shape.values)
             self.assertGreaterEqual(count, 2)
             self.assertGreaterEqual(count * one, 2 * cache)
 
-    def test_table_has_a_line_a_row(self):
+    def test_the_table_has_a_line_per_row(self):
         theirs = {"forward": {"chunk": times(3.0)}, "forward_backward": {"chunk": times(12.0)}}
         row = fla.summarise("per_token", fla.Shape(2, 128, 4, 64), [our_round(2, 5)], theirs)
         lines = fla.markdown([row, row], "GPU, bf16:").splitlines()
@@ -159,7 +160,7 @@ class CompareFlaTest(unittest.TestCase):
         late = fla.summarise("per_token", shape, [our_round(2, 5), our_round(2, 5, late=0.3)], theirs)
         self.assertIn("| 1.50 x (late) / 2.40 x (late) |", fla.markdown([late], "GPU:"))
 
-    def test_what_fla_cannot_do_is_left_out_and_said(self):
+    def test_unsupported_passes_are_listed_below_the_table(self):
         theirs = {"forward": {"chunk": times(3.0)}, "forward_backward": {}}
         problem = "chunk, forward + backward: RuntimeError: Triton | on Hopper"
         row = fla.summarise("per_token", fla.Shape(2, 128, 4, 64), [our_round(2, 5)], theirs, [problem])
@@ -167,7 +168,7 @@ class CompareFlaTest(unittest.TestCase):
         self.assertIn("| 3.000 / none | 2.000 / 5.000 | 1.50 x / none | 60% / 60% |", table)
         self.assertTrue(table.endswith("- chunk, forward + backward: RuntimeError: Triton / on Hopper\n"))
 
-    def test_nan_is_the_worst(self):
+    def test_the_worst_error_is_nan_if_any_is(self):
         nan = float("nan")
         for values in ((nan, 1e-3), (1e-3, nan)):
             self.assertNotEqual(fla.worst(values), fla.worst(values))
@@ -183,16 +184,17 @@ class CompareFlaTest(unittest.TestCase):
         self.assertEqual(fla.chosen_shapes("per_token", None), list(fla.shapes_of("per_token")))
         done = subprocess.run([sys.executable, SCRIPT, "--shapes", "H99"], capture_output=True, text=True, check=False)
         self.assertEqual(done.returncode, 2)
-        self.assertIn("--shapes H99: no shape's name contains that; the shapes are B2 T16384 H16 D128, ", done.stderr)
+        self.assertIn("--shapes H99: no name of a shape contains this. Use a part of one of these names: B2 T16384 H16",
+                      done.stderr)  # fmt: skip
 
-    def test_the_guard_is_switched_off_where_fla_asks_for_it(self):
+    def test_the_guard_of_fla_is_disabled(self):
         module = SimpleNamespace(__name__="fla.ops.common.chunk_o", IS_NVIDIA_HOPPER=True)
         with unittest.mock.patch.object(fla.importlib, "import_module", return_value=module):
-            fla.switch_guard_off()
+            fla.disable_guard()
             self.assertFalse(module.IS_NVIDIA_HOPPER)
             del module.IS_NVIDIA_HOPPER
-            with self.assertRaisesRegex(SystemExit, "has no IS_NVIDIA_HOPPER.*Leave out --without-guard"):
-                fla.switch_guard_off()
+            with self.assertRaisesRegex(SystemExit, "has no IS_NVIDIA_HOPPER.*remove --without-guard"):
+                fla.disable_guard()
 
     def test_missing_parameters(self):
         self.assertEqual(fla.missing_parameters(lambda q, k: None, ["q", "gate"]), ["gate"])
@@ -205,33 +207,33 @@ class CompareFlaTest(unittest.TestCase):
             fla.write_json(path, {"device": "H100", "torch": "2.11.0", "rows": rows})
             self.assertEqual(fla.results_so_far(path, "H100", "2.11.0")["rows"], rows)
             for other in (("H200", "2.11.0"), ("H100", "2.10.0")):
-                with self.assertRaisesRegex(SystemExit, "is of H100, torch 2.11.0.*another --json"):
+                with self.assertRaisesRegex(SystemExit, "has results of H100 with torch 2.11.0.*Use another file"):
                     fla.results_so_far(path, *other)
             self.assertEqual(list(path.parent.iterdir()), [path])
 
-    def test_without_a_gpu_it_says_so(self):
+    def test_is_skipped_without_torch_or_a_gpu(self):
         try:
             import torch
 
             if torch.cuda.is_available():
-                self.skipTest("a GPU is here")
+                self.skipTest("this machine has a GPU")
         except ImportError:
             pass
         done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, check=False)
         self.assertEqual(done.returncode, 77, done.stderr)
-        self.assertRegex(done.stdout, "^SKIPPED: no (torch here|GPU was found)")
+        self.assertRegex(done.stdout, "^SKIPPED: (torch is not installed|no GPU was found)")
 
     def test_signatures_of_fla(self):
         for operation in sum((fla.operations_of(kind, "fla") for kind in fla.KINDS), []):
             try:
                 function = operation.load()
             except ImportError as error:
-                self.skipTest(f"fla does not import here: {error}")
+                self.skipTest(f"fla cannot be imported: {error}")
             self.assertEqual(fla.missing_parameters(function, operation.parameters()), [])
 
 
-class GoingOnTest(unittest.TestCase):
-    """Failures do not stop the other measurements. The GPU and fla are simulated."""
+class FailuresTest(unittest.TestCase):
+    """Tests that failures do not stop the other measurements. The GPU and fla are simulated."""
 
     SHAPES = (fla.Shape(1, 64, 2, 64), fla.Shape(2, 64, 2, 64), fla.Shape(3, 64, 2, 64))
 
@@ -241,9 +243,9 @@ class GoingOnTest(unittest.TestCase):
         self.json = pathlib.Path(folder.name) / "fla.json"
         self.ours_fails_at, self.order, self.checked = set(), [], []
         self.context_lost_at = self.shapes = None
-        played = {"SHAPES": self.SHAPES, "error_of": self.error_of, "time_fla": self.time_fla,
-                  "time_ours": self.time_ours}  # fmt: skip
-        for name, value in played.items():
+        simulated = {"SHAPES": self.SHAPES, "error_of": self.error_of, "time_fla": self.time_fla,
+                     "time_ours": self.time_ours}  # fmt: skip
+        for name, value in simulated.items():
             patch = unittest.mock.patch.object(fla, name, value)
             patch.start()
             self.addCleanup(patch.stop)
@@ -272,7 +274,7 @@ class GoingOnTest(unittest.TestCase):
             raise fla.Failed("exit 70 of bench: the kernel is off by nan")
         return our_round(1, 2)
 
-    def go(self):
+    def compare(self):
         options = SimpleNamespace(peer="fla", only=["per_head"], rounds=2, samples=1, json=self.json, resume=True,
                                   markdown=None, binary="bench", shapes=self.shapes)  # fmt: skip
         self.order.clear()
@@ -281,16 +283,16 @@ class GoingOnTest(unittest.TestCase):
             code = fla.compare(self.torch, options)
         return code, json.loads(self.json.read_text())["rows"]
 
-    def test_a_pass_that_raises_or_is_off_is_dropped(self):
-        code, rows = self.go()
+    def test_a_pass_that_raises_or_is_wrong_is_dropped(self):
+        code, rows = self.compare()
         self.assertEqual((code, [row["batch"] for row in rows]), (0, [1, 2, 3]))
         first, second, third = rows
         self.assertEqual(first["forward"]["speed"], 3)
         self.assertNotIn("speed", first["forward_backward"])
         self.assertEqual(first["problems"], [
             "chunk_retention, forward + backward: RuntimeError: Triton >= 3.4.0 and < 3.7.1 on Hopper",
-            "fused_recurrent_retention, forward: is off the recurrence by nan",
-            "fused_recurrent_retention, forward + backward: is off the recurrence by nan"])  # fmt: skip
+            "fused_recurrent_retention, forward: differs from the recurrence by nan",
+            "fused_recurrent_retention, forward + backward: differs from the recurrence by nan"])  # fmt: skip
         self.assertNotIn("speed", second["forward"])
         self.assertEqual(second["problems"][-1],
                          "chunk_retention, forward: at B2 T64 H2 D64: MemoryError: out of shared memory")  # fmt: skip
@@ -298,31 +300,31 @@ class GoingOnTest(unittest.TestCase):
 
     def test_each_shape_is_checked_once_before_it_is_timed(self):
         self.shapes = ["B3", "B1"]
-        self.assertEqual([row["batch"] for row in self.go()[1]], [1, 3])
+        self.assertEqual([row["batch"] for row in self.compare()[1]], [1, 3])
         both = [(operation.name, name, batch) for batch in (1, 3) for operation in fla.KINDS["per_head"]
                 for name in fla.PASSES]  # fmt: skip
         self.assertEqual(self.checked, both)
         self.shapes = None
-        self.assertEqual([row["batch"] for row in self.go()[1]], [1, 3, 2])
+        self.assertEqual([row["batch"] for row in self.compare()[1]], [1, 3, 2])
         self.assertEqual({batch for *_, batch in self.checked[len(both) :]}, {2})
 
-    def test_a_shape_that_fails_blocks_no_other_and_is_tried_again_last(self):
+    def test_a_failed_shape_does_not_stop_others_and_is_repeated_last(self):
         self.ours_fails_at = {1}
-        code, rows = self.go()
+        code, rows = self.compare()
         self.assertEqual((code, [row["batch"] for row in rows]), (1, [1, 2, 3]))
         self.assertIn("| failed: exit 70 of bench: the kernel is off by nan |", fla.markdown(rows, "GPU:"))
         fla.write_json(self.json, {"device": "H100", "torch": "2.11.0", "trials": {}, "rows": rows[:1]})
         self.ours_fails_at = set()
-        code, rows = self.go()
+        code, rows = self.compare()
         self.assertEqual((code, [row["batch"] for row in rows]), (0, [1, 2, 3]))
         self.assertEqual(list(dict.fromkeys(self.order)), [2, 3, 1])
 
-    def test_a_lost_context_ends_the_call_and_the_next_one_goes_on(self):
+    def test_a_lost_context_ends_the_call_and_the_next_call_continues(self):
         self.context_lost_at = 2
         with self.assertRaises(SystemExit) as ended:
-            self.go()
+            self.compare()
         self.assertEqual(ended.exception.code, 75)
-        code, rows = self.go()
+        code, rows = self.compare()
         self.assertEqual((code, [row["batch"] for row in rows], set(self.order)), (0, [1, 2, 3], {3}))
 
 

@@ -1,4 +1,4 @@
-"""The parts of bench/compare_jla.py that need no GPU. JAX, jla and halflife's program are simulated."""
+"""Tests the parts of bench/compare_jla.py that need no GPU. JAX, jla and halflife's program are simulated."""
 
 import contextlib
 import io
@@ -40,7 +40,7 @@ class FakeJla:
 class CompareJlaTest(unittest.TestCase):
     SHAPES = (compare_fla.Shape(2, 64, 2, 64), compare_fla.Shape(4, 64, 2, 64, qk_heads=1), compare_fla.Shape(4, 64, 2, 64))
 
-    def go(self, fails_at=()):
+    def compare(self, fails_at=()):
         def time_ours(binary, kind, shape, samples):
             if shape.batch in fails_at:
                 raise compare_fla.Failed("exit 70 of bench")
@@ -55,27 +55,27 @@ class CompareJlaTest(unittest.TestCase):
             code = compare_jla.compare("H100", FakeJla, options)
             return code, json.loads(path.read_text())["rows"], out.getvalue()
 
-    def test_rows_have_medians_and_ratios_of_the_passes_that_are_right(self):
-        code, rows, text = self.go()
+    def test_rows_have_medians_and_ratios_of_correct_passes(self):
+        code, rows, text = self.compare()
         self.assertEqual(code, 0)
         self.assertEqual([(row["kind"], row["batch"]) for row in rows],
                          [("per_token", 2), ("per_token", 4), ("per_channel", 2), ("per_channel", 4)])  # fmt: skip
         self.assertEqual(rows[0]["forward"], {"halflife_ms": 2, "jla_ms": 3.0, "speed": 1.5})
         self.assertNotIn("speed", rows[1]["forward"])
-        self.assertEqual(rows[2]["problems"], ["forward + backward: is off the recurrence by nan"])
+        self.assertEqual(rows[2]["problems"], ["forward + backward: differs from the recurrence by nan"])
         self.assertIn("| per_token | B2 T64 H2 D64 | 3.000 / 12.000 | 2.000 / 6.000 | 1.50 x / 2.00 x |", text)
         self.assertIn("| per_channel | B2 T64 H2 D64 | 3.000 / none | 2.000 / 6.000 | 1.50 x / none |", text)
         self.assertIn("- forward, at B4 T64 H2 D64: ValueError: no kernel for this / shape", text)
 
-    def test_a_failure_of_halflife_is_a_row_and_the_exit_code(self):
-        code, rows, text = self.go(fails_at=(2,))
+    def test_a_failure_of_halflife_is_reported_in_its_row_and_the_exit_code(self):
+        code, rows, text = self.compare(fails_at=(2,))
         self.assertEqual((code, len(rows)), (1, 4))
         self.assertIn("| per_token | B2 T64 H2 D64 | failed: exit 70 of bench |", text)
 
-    def test_without_jla_it_says_so(self):
+    def test_is_skipped_without_jla_or_a_gpu(self):
         done = subprocess.run([sys.executable, BENCH / "compare_jla.py"], capture_output=True, text=True, check=False)
         self.assertEqual(done.returncode, 77, done.stderr)
-        self.assertRegex(done.stdout, "^SKIPPED: no (jla here|GPU was found|/)")
+        self.assertRegex(done.stdout, "^SKIPPED: (jla is not installed|no GPU was found|/.* does not exist)")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""gpu_session_rehearsal_test.py BUILD: runs a whole session on the CPU, which is killed halfway and continued.
+"""Runs a whole GPU session on the CPU, kills it halfway and continues it.
 
-Every item must end done, or skipped for a reason that holds where there is no GPU.
+    python3 tests/bench/gpu_session_rehearsal_test.py BUILD
+
+Every item must be done, or skipped for a reason that is true on a machine without a GPU.
 """
 
 import json
@@ -22,18 +24,19 @@ import items  # noqa: E402
 import machine  # noqa: E402
 
 BUILD = pathlib.Path(sys.argv.pop()).resolve()
-BEFORE_THE_KILL = 8  # records
+BEFORE_THE_KILL = 8  # number of records after which the session is killed
 # Group -> allowed reasons for skipping. Benchmarks must not be skipped, because they run on a CPU.
 REASONS = {
     "tests": r"this build has no CUDA parts|no CUDA device|no GPU is visible"
              r"|has no tests/(tools/cuda_emulator/device/launch_check|dist/nccl(?:_ranks)?)_gpu_test\. Only CUDA builds make it",
-    "memcheck": r"no compute-sanitizer here|has no tests/\S+/wrappers_gpu_test|this build has no CUDA parts|no CUDA device",
-    "racecheck": r"no compute-sanitizer here|this build has no CUDA parts|no CUDA device",
-    "ncu": r"no ncu here",
-    "jla": r"no jla here|no GPU was found",
-    "fla": r"no fla here|no torch here|no GPU was found",
-    **{peer: rf"no {peer} here|no torch here|no GPU was found" for peer in ("flash_qla", "mamba_ssm", "helion")},
-    "profile": r"no nsys here",
+    "memcheck": r"compute-sanitizer was not found|has no tests/\S+/wrappers_gpu_test|this build has no CUDA parts"
+                r"|no CUDA device",
+    "racecheck": r"compute-sanitizer was not found|this build has no CUDA parts|no CUDA device",
+    "ncu": r"ncu was not found",
+    "jla": r"jla is not installed|no GPU was found",
+    **{peer: rf"({peer}|torch) is not installed|no GPU was found"
+       for peer in ("fla", "flash_qla", "mamba_ssm", "helion")},
+    "profile": r"nsys was not found",
 }  # fmt: skip
 
 
@@ -48,7 +51,7 @@ class RehearsalTest(unittest.TestCase):
     def records(self):
         return {path.name: json.loads(path.read_text()) for path in (self.out / "items").glob("*.json")}
 
-    def kill_in_the_middle(self):
+    def kill_halfway(self):
         with open(self.out.parent / "killed.log", "wb") as log:
             process = subprocess.Popen(self.command, stdout=log, stderr=log)
             while len(self.records()) < BEFORE_THE_KILL and process.poll() is None:
@@ -57,8 +60,8 @@ class RehearsalTest(unittest.TestCase):
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
 
-    def test_every_item_ends_done_or_skipped_with_a_true_reason(self):
-        self.kill_in_the_middle()
+    def test_every_item_is_done_or_skipped_for_an_expected_reason(self):
+        self.kill_halfway()
         earlier = {name: record for name, record in self.records().items() if record["status"] == "done"}
         self.assertLess(len(self.records()), len(items.ITEMS))
         done = subprocess.run(self.command, capture_output=True, text=True, check=False)
@@ -66,7 +69,7 @@ class RehearsalTest(unittest.TestCase):
         records = self.records()
         self.assertEqual({record["item"] for record in records.values()}, {item.name for item in items.ITEMS})
         for name, record in earlier.items():
-            self.assertEqual(records[name], record, "what was done is done again")
+            self.assertEqual(records[name], record, "an item that was done ran again")
         for record in records.values():
             with self.subTest(record["item"]):
                 self.assertEqual(record["machine"]["gpu"], machine.REHEARSAL)
@@ -80,13 +83,13 @@ class RehearsalTest(unittest.TestCase):
         self.check_figures(records.values())
         again = subprocess.run(self.command, capture_output=True, text=True, check=False)
         self.assertEqual(again.returncode, 0)
-        self.assertNotIn("--kind", again.stdout, "a finished session measures again")
+        self.assertNotIn("--kind", again.stdout, "a finished session ran an item again")
         refused = subprocess.run([*self.command, "--tables"], capture_output=True, text=True, check=False)
         self.assertEqual(refused.returncode, 2)
         self.assertIn("is a rehearsal's", refused.stderr)
 
-    def test_a_form_that_fails_has_its_problem_and_hides_no_other(self):
-        """Far keys from 0 tokens: the kernel must reject this call."""
+    def test_a_failed_form_is_reported_and_the_others_are_measured(self):
+        """--block 0 makes the far keys start at distance 0, which the kernel rejects."""
         sizes = "--batch 1 --seq-len 64 --heads 1 --dim 8 --long 128 --rounds 1 --block 0".split()
         done = subprocess.run([str(BUILD / "bench/bench_softmax_attention"), *sizes], capture_output=True, text=True, check=False)
         self.assertEqual(done.returncode, 1)

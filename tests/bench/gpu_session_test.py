@@ -64,7 +64,7 @@ class ReadersTest(InAFolder):
                          ("skipped", "no CUDA device"))  # fmt: skip
         self.assertEqual(read(3, "COMPLETED").status, "failed")
         crashed = readers.read_gtest(ended(-11, stderr="boom"), self.folder / "absent")
-        self.assertEqual((crashed.status, crashed.reason), ("failed", "it wrote no report; signal 11: boom"))
+        self.assertEqual((crashed.status, crashed.reason), ("failed", "no report was written; signal 11: boom"))
 
     def test_json(self):
         read = lambda finished: readers.read_json(finished, self.folder)
@@ -82,7 +82,7 @@ class ReadersTest(InAFolder):
         self.assertEqual(read(77, "SKIPPED: mpirun not found\n").reason, "mpirun not found")
         self.assertEqual(read(-9, "").status, "failed")
 
-    def test_sanitizer_wants_a_summary_and_a_test_that_ran(self):
+    def test_a_sanitizer_must_print_a_summary_and_run_a_test(self):
         read = lambda *finished: readers.read_sanitizer(ended(*finished), self.folder).status
         ran, summary = "[       OK ] A.B (1 ms)\n", "========= ERROR SUMMARY: 0 errors\n"
         self.assertEqual(read(0, ran + summary), "done")
@@ -94,7 +94,7 @@ class ReadersTest(InAFolder):
         self.assertEqual(read(0, ran + hazards.format(1)), "failed")
         self.assertEqual(read(0, ran + hazards.format(20)), "failed")
 
-    def test_ncu_gives_the_metrics_of_each_launch(self):
+    def test_ncu_reports_the_metrics_of_each_launch(self):
         path = self.folder / "ncu.csv"
         head = '"ID","Kernel Name","Section Name","Metric Name","Metric Unit","Metric Value","Rule Name"'
         path.write_text("==PROF== Connected\n" + head + """
@@ -117,7 +117,7 @@ class ReadersTest(InAFolder):
             ("void halflife::kernels::Rows<halflife::Norm, (long)-1>(int)", "Rows<halflife::Norm, -1>")):  # fmt: skip
             self.assertEqual(readers.kernel_of(signature), name)
 
-    def test_rows_of_what_was_ended_count(self):
+    def test_rows_of_an_interrupted_comparison_count(self):
         path = self.folder / "rows.json"
         path.write_text('{"rows": [{"n": 1}]}')
         self.assertEqual(readers.read_rows(ended(-9), path).result, {"rows": [{"n": 1}]})
@@ -132,7 +132,7 @@ class ReadersTest(InAFolder):
 
 
 class ItemsTest(unittest.TestCase):
-    def test_names_and_files_are_their_own(self):
+    def test_names_and_files_are_unique(self):
         for key in ("name", "file_name"):
             self.assertEqual(len({getattr(item, key) for item in items.ITEMS}), len(items.ITEMS))
         for item in items.ITEMS:
@@ -144,7 +144,7 @@ class ItemsTest(unittest.TestCase):
         self.assertGreater(len(programs), 8)
         self.assertEqual(programs - {item.program.rpartition("/")[2] for item in items.ITEMS if item.group == "tests"}, set())
 
-    def test_what_tells_most_comes_first(self):
+    def test_the_most_informative_items_come_first(self):
         names = [item.name for item in items.ITEMS]
         groups = [name.partition("/")[0] for name in names]
         first = len(groups) - len(list(itertools.dropwhile(lambda group: group == "tests", groups)))
@@ -154,25 +154,25 @@ class ItemsTest(unittest.TestCase):
         self.assertEqual([name.partition("/")[2].split()[0] for name in names[first + 2 : first + 5]], kinds)
         self.assertEqual([name.partition("/")[0] for name in names[first + 5 : first + 7]], ["row_kernels", "memcheck"])
 
-    def test_the_scans_of_every_gpu_are_timed_beside_those_of_hopper(self):
-        asked = {item.name: item for item in items.ITEMS if items.NO_HOPPER[1] in item.before}
-        self.assertEqual({name.partition(" ")[0] for name in asked},
+    def test_kernels_for_all_gpus_are_also_timed_on_hopper(self):
+        by_warps = {item.name: item for item in items.ITEMS if items.NO_HOPPER[1] in item.before}
+        self.assertEqual({name.partition(" ")[0] for name in by_warps},
                          {"tests/decay_binding_gpu_test,", "tests/delta_rule_gpu_test,", *(f"decay_attention/{kind}" for kind in items.DECAY_KINDS),
                           *(f"delta_rule/{kind}" for kind in items.DELTA)})  # fmt: skip
-        for name, item in asked.items():
-            usual = next(one for one in items.ITEMS if one.name == name.removesuffix(", by warps"))
-            self.assertEqual((item.program, item.words), (usual.program, usual.words))
+        for name, item in by_warps.items():
+            original = next(one for one in items.ITEMS if one.name == name.removesuffix(", by warps"))
+            self.assertEqual((item.program, item.words), (original.program, original.words))
             words = items.words_of(item, (), pathlib.Path("b"), pathlib.Path("f"), False, {})
             self.assertEqual(words[:3], ["env", "HALFLIFE_WARPGROUPS=0", f"b/{item.program}"])
 
-    def test_benchmarks_ask_for_the_gpu_and_rehearse_without(self):
+    def test_benchmarks_use_the_gpu_except_in_a_rehearsal(self):
         for item in items.ITEMS:
             if item.read in (readers.read_json, readers.read_last_json):
                 self.assertIn("cuda", item.words)
                 self.assertNotIn("cuda", item.rehearsal)
 
-    def test_ncu_profiles_the_round_that_is_timed(self):
-        """The program starts the recording, so no item depends on how many launches come before."""
+    def test_ncu_profiles_the_timed_round(self):
+        """The program starts the recording, so no item depends on the number of launches before it."""
         profiled = [item for item in items.ITEMS if item.group == "ncu"]
         timed = {item.words: item.program for item in items.ITEMS if item.group in ("decay_attention", "delta_rule", "scans")}
         for item in profiled:
@@ -181,7 +181,7 @@ class ItemsTest(unittest.TestCase):
             else:
                 self.assertEqual(item.program, "bench/bench_train_step")
                 self.assertEqual(item.words[item.words.index("--layers") + 1], "1")
-            self.assertNotIn("--profile", item.words, "one profiler at a time")
+            self.assertNotIn("--profile", item.words, "two profilers cannot run at the same time")
             words = items.words_of(item, (), pathlib.Path("b"), pathlib.Path("f"), False, {"ncu": "/opt/ncu"})
             self.assertEqual(words[:3], ["/opt/ncu", "--profile-from-start", "off"])
             self.assertEqual(words[words.index("--log-file") + 1], "f")
@@ -205,23 +205,22 @@ class ItemsTest(unittest.TestCase):
         self.assertEqual({*machine.PACKAGES}, {*items.PEERS})
         self.assertEqual(items.compare_fla.INSTALL.keys(), tables.PEER_NAMES.keys())
 
-    def test_nsys_profiles_the_slowest_step_without_the_programs_own_profiler(self):
+    def test_nsys_profiles_the_slowest_step_without_a_second_profiler(self):
         item = next(one for one in items.ITEMS if one.of_slowest)
         words = items.words_of(item, ("--mixer", "gla", "--profile", "--steps", "3"), pathlib.Path("b"), pathlib.Path("f"), False, {})
         self.assertEqual(words[-5:], ["b/bench/bench_train_step", "--mixer", "gla", "--steps", "3"])
 
-    def test_racecheck_checks_this_projects_kernels_alone(self):
+    def test_racecheck_checks_only_kernels_of_this_project(self):
         for item in items.ITEMS:
             filtered = "kns=halflife" in item.before
             self.assertEqual(filtered, item.group == "racecheck", item.name)
 
-    def test_what_no_item_is_called_says_which_there_are(self):
+    def test_an_unknown_name_is_rejected_with_the_list_of_groups(self):
         with self.assertRaisesRegex(ValueError, "--only speed.*tests, run, train_step, .*memcheck"):
             items.chosen(["speed"])
         self.assertEqual({item.group for item in items.chosen(["memcheck", "decode/"])}, {"memcheck", "decode"})
 
-
-    def test_memcheck_sees_each_allocation_by_itself(self):
+    def test_memcheck_runs_without_the_caching_allocator(self):
         for item in items.ITEMS:
             caches = "PYTORCH_NO_CUDA_MEMORY_CACHING=1" not in item.before
             self.assertEqual(caches, item.group != "memcheck", item.name)
@@ -243,7 +242,7 @@ class SessionTest(InAFolder):
         path = self.folder / f"{name}.runs"
         return len(path.read_text().splitlines()) if path.exists() else 0
 
-    def go(self, wanted, budget=LONG, again=False, jobs=1):
+    def run_items(self, wanted, budget=LONG, again=False, jobs=1):
         """Runs the items in one call. Returns status and reason by name."""
         with session.Folder(self.folder / "out") as folder, contextlib.redirect_stdout(io.StringIO()):
             folder.claim(HERE)
@@ -251,7 +250,7 @@ class SessionTest(InAFolder):
             records = {item.program: folder.record_of(item) for item in wanted}
         return {name: (record.get("status"), record.get("reason")) for name, record in records.items()}
 
-    # Writes the table of a kernel for the file after --log-file, and runs the program after the options.
+    # A fake ncu: runs the program after the options, and writes the table of one kernel to the file of --log-file.
     NCU = """
 echo "$*" >"FOLDER/ncu.words"
 while [ $# -gt 0 ]; do case "$1" in --log-file) log="$2"; shift 2 ;; FOLDER/*) break ;; *) shift ;; esac; done
@@ -262,14 +261,14 @@ cat >"$log" <<END
 "0","void halflife::kernels::decay::WarpgroupStatesKernel<(int)128>(Args)","GPU Speed Of Light","Duration","us","150.5"
 END"""
 
-    def test_kernels_under_ncu_come_into_the_table(self):
+    def test_kernels_under_ncu_are_in_the_table(self):
         tools = self.folder / "tools"
         tools.mkdir()
         (tools / "ncu").write_text("#!/bin/sh" + self.NCU.replace("FOLDER", str(self.folder)))
         (tools / "ncu").chmod(0o755)
         item = items._ncu(self.item("timed", "echo \'{}\'"))
         with mock.patch.dict(os.environ, {"PATH": f"{tools}:{os.environ['PATH']}"}):
-            self.assertEqual(self.go([item])["timed"], ("done", ""))
+            self.assertEqual(self.run_items([item])["timed"], ("done", ""))
         self.assertEqual(self.runs("timed"), 1)
         self.assertIn("--profile-from-start off", (self.folder / "ncu.words").read_text())
         with session.Folder(self.folder / "out") as folder:
@@ -279,7 +278,7 @@ END"""
         self.assertIn("`decay::WarpgroupScanKernel`", others)
         self.assertNotIn("WarpgroupStatesKernel", others)
 
-    def test_a_bad_item_stops_no_other_and_a_good_one_runs_once(self):
+    def test_a_failed_item_does_not_stop_others_and_a_finished_item_does_not_run_again(self):
         garbled = self.item("garbled", f'echo "{{" >"{self.folder}/out/logs/group-garbled.file"', read=readers.read_gtest)
         broken = self.item("broken", "")
         (self.build / "broken").write_bytes(b"\x7fELF of no machine")
@@ -287,20 +286,20 @@ END"""
                   dataclasses.replace(self.item("absent", ""), program="nowhere"),
                   self.item("tool", "", needs=("no-such-tool",))]  # fmt: skip
         for _ in range(2):
-            ends = self.go(wanted)
+            ends = self.run_items(wanted)
             self.assertEqual(ends["bad"], ("failed", "exit code 70: worse"))
             self.assertRegex(ends["garbled"][1], "its output cannot be read")
             self.assertRegex(ends["broken"][1], "it cannot be started: .*Exec format error")
             self.assertEqual(ends["good"], ("done", ""))
             self.assertEqual(ends["nowhere"], ("skipped", "build has no nowhere. Build the targets halflife, gpu_tests and bench."))
-            self.assertRegex(ends["tool"][1], "no no-such-tool here, in PATH or /usr/local/cuda/bin")
+            self.assertRegex(ends["tool"][1], "no-such-tool was not found in PATH or /usr/local/cuda/bin")
         self.assertEqual((self.runs("bad"), self.runs("good"), self.runs("tool")), (1, 1, 0))
-        self.go(wanted, again=True)
+        self.run_items(wanted, again=True)
         self.assertEqual((self.runs("bad"), self.runs("good")), (2, 1))
         (self.build / "bad").unlink()
-        self.assertEqual(self.go(wanted, again=True)["bad"][0], "failed", "without its program a failure stays known")
+        self.assertEqual(self.run_items(wanted, again=True)["bad"][0], "failed", "the record of the failure was lost")
 
-    def test_tests_run_side_by_side_and_what_is_timed_alone(self):
+    def test_tests_run_in_parallel_and_timed_items_one_at_a_time(self):
         # The two tests wait for each other. A third item, which is not a test, must not run at the same time.
         meet = lambda mine, other: f'touch "{self.folder}/{mine}.here"; until [ -e "{self.folder}/{other}.here" ]; do sleep 0.01; done'
         both = [dataclasses.replace(self.item(mine, f"{meet(mine, other)}; rm '{self.folder}/{other}.here'; echo '{{}}'"),
@@ -308,62 +307,62 @@ END"""
                 for mine, other in (("left", "right"), ("right", "left"))]  # fmt: skip
         timed = self.item("timed", f"ls {self.folder}/*.here && exit 70; echo '{{}}'")
         for again in (False, True):
-            ends = self.go([both[0], timed, both[1]], again=again, jobs=2)
+            ends = self.run_items([both[0], timed, both[1]], again=again, jobs=2)
             self.assertEqual({name: end[0] for name, end in ends.items()}, dict.fromkeys(("left", "timed", "right"), "done"))
         self.assertEqual([self.runs(name) for name in ("left", "right", "timed")], [1, 1, 1])
         bad = dataclasses.replace(self.item("bad", "exit 3"), name="tests/bad")
         for again in (False, True):
-            self.assertEqual(self.go([bad], again=again, jobs=2)["bad"][0], "failed")
+            self.assertEqual(self.run_items([bad], again=again, jobs=2)["bad"][0], "failed")
         self.assertEqual(self.runs("bad"), 2)
 
-    def test_what_takes_too_long_is_ended_with_what_it_started(self):
+    def test_an_item_that_times_out_is_ended_with_its_child_processes(self):
         slow = self.item("slow", "sleep 60 & wait", minutes=0.01)
-        self.assertEqual(self.go([slow])["slow"][0], "timed out")
+        self.assertEqual(self.run_items([slow])["slow"][0], "timed out")
         listed = subprocess.run(["pgrep", "-f", f"{self.build}/slow"], capture_output=True, check=False)
         self.assertEqual(listed.stdout, b"")
 
-    def test_what_takes_too_long_keeps_the_lines_of_its_parts(self):
+    def test_an_item_that_times_out_keeps_its_partial_results(self):
         slow = dataclasses.replace(self.item("slow", """echo '{"done": ["first"]}'; sleep 60 & wait""", minutes=0.01),
                                    read=readers.read_last_json)  # fmt: skip
-        self.assertEqual(self.go([slow])["slow"][0], "timed out")
+        self.assertEqual(self.run_items([slow])["slow"][0], "timed out")
         with session.Folder(self.folder / "out") as folder:
             self.assertEqual(folder.record_of(slow)["result"], {"done": ["first"]})
 
-    def test_a_piece_that_is_too_short_leaves_the_item_to_the_next(self):
+    def test_an_item_that_exceeds_the_call_runs_again_in_the_next_call(self):
         first = self.item("first", "echo '{}'")
         second = self.item("second", "sleep 2.9; echo '{}'", minutes=3.6 / 60)
         third = self.item("third", "echo '{}'", minutes=1)
-        ends = self.go([first, second, third], session.Budget(5, 2.5 / 60))
+        ends = self.run_items([first, second, third], session.Budget(5, 2.5 / 60))
         self.assertEqual([ends[name][0] for name in ("first", "second", "third")], ["done", "interrupted", None])
-        ends = self.go([first, second, third])
+        ends = self.run_items([first, second, third])
         self.assertEqual({status for status, _ in ends.values()}, {"done"})
         self.assertEqual((self.runs("first"), self.runs("second")), (1, 2))
 
-    def test_an_item_that_does_not_fit_holds_up_no_shorter_one(self):
+    def test_shorter_items_run_if_a_long_one_does_not_fit(self):
         first = self.item("first", "echo '{}'")
         long = self.item("long", "echo '{}'", minutes=5)
         short = self.item("short", "echo '{}'", minutes=2 / 60)
-        ends = self.go([first, long, short], session.Budget(5, 4 / 60))
+        ends = self.run_items([first, long, short], session.Budget(5, 4 / 60))
         self.assertEqual([ends[name][0] for name in ("first", "long", "short")], ["done", None, "done"])
-        self.assertEqual(self.go([first, long, short], session.Budget(5, 4 / 60))["long"][0], "done")
+        self.assertEqual(self.run_items([first, long, short], session.Budget(5, 4 / 60))["long"][0], "done")
 
-    def test_the_time_of_all_calls_has_an_end(self):
+    def test_the_total_time_of_all_calls_is_limited(self):
         item = self.item("item", "sleep 0.3; echo '{}'")
-        self.go([item])
+        self.run_items([item])
         later = self.item("later", "echo '{}'")
-        self.assertEqual(self.go([later], session.Budget(0.2 / 60, 5))["later"], (None, None))
+        self.assertEqual(self.run_items([later], session.Budget(0.2 / 60, 5))["later"], (None, None))
 
-    def test_a_comparison_that_comes_on_goes_on(self):
+    def test_a_comparison_that_made_progress_is_continued(self):
         script = f'f="{self.folder}/out/logs/group-rows.file"; n=$(grep -o 1 "$f" 2>/dev/null | wc -l)\n'
         script += 'if [ "$n" = 0 ]; then echo \'{"rows": [{"n": 1}]}\' >"$f"; sleep 60; fi; echo \'{"rows": [{"n": 1}, {"n": 1}]}\' >"$f"'
         item = self.item("rows", script, read=readers.read_rows, resumes=True, minutes=0.01)
-        self.assertEqual(self.go([item])["rows"][0], "interrupted")
-        self.assertEqual(self.go([item])["rows"][0], "done")
+        self.assertEqual(self.run_items([item])["rows"][0], "interrupted")
+        self.assertEqual(self.run_items([item])["rows"][0], "done")
 
-    def test_a_fault_on_the_device_is_met_again_with_launches_checked(self):
+    def test_a_fault_of_the_device_is_repeated_with_launch_checks(self):
         script = 'echo "CUDA error: an illegal memory access" >&2\n'
         script += 'if [ "$HALFLIFE_CHECK_LAUNCHES" = 1 ]; then echo "rotary encoding: the kernel failed" >&2; fi; exit 70'
-        status, reason = self.go([self.item("fault", script)])["fault"]
+        status, reason = self.run_items([self.item("fault", script)])["fault"]
         self.assertEqual(status, "failed")
         self.assertRegex(reason, r"(?s)illegal memory access\nlaunches checked: .*rotary encoding: the kernel failed")
 
@@ -382,12 +381,12 @@ case "$*" in
    END ;;
 esac"""
 
-    def test_after_a_fault_each_other_case_runs_by_itself(self):
+    def test_after_a_fault_each_other_case_runs_in_its_own_process(self):
         aborts = self.item("aborts", self.FAULTY.replace("END", "kill -ABRT $$"), read=readers.read_gtest)
         ends = self.FAULTY.replace("END", 'echo "[  FAILED  ] A.Bad/0, where GetParam() = 3 (1 ms)"; ran B.Late; exit 1')
         reports = self.item("reports", ends, read=readers.read_gtest)
         for item in (aborts, reports):
-            status, reason = self.go([item])[item.program]
+            status, reason = self.run_items([item])[item.program]
             self.assertEqual(status, "failed")
             self.assertRegex(reason, r"^failed: A.Bad/0, B.Wrong\nB.Wrong: off by 3\nlaunches checked: ")
             with session.Folder(self.folder / "out") as folder:
@@ -396,13 +395,13 @@ esac"""
         checked = (self.folder / "out/logs/group-aborts.checked.out").read_text()
         self.assertIn("only --gtest_filter=A.Bad/0: the kernel failed", checked)
 
-    def test_cases_without_time_are_said(self):
+    def test_cases_that_did_not_run_are_counted(self):
         slow = self.FAULTY.replace("ran B.Late ;;", "sleep 60 ;;").replace("END", "exit 1")
         item = self.item("slow", slow, read=readers.read_gtest, minutes=1.5 / 60)
-        self.assertRegex(self.go([item])["slow"][1], "^failed: A.Bad/0, B.Late; 2 had no time\nB.Late: timed out")
+        self.assertRegex(self.run_items([item])["slow"][1], "^failed: A.Bad/0, B.Late; 2 did not run\nB.Late: timed out")
 
-    def test_refuses_another_machine_and_a_second_call(self):
-        self.go([self.item("item", "echo '{}'")])
+    def test_another_machine_and_a_second_call_are_refused(self):
+        self.run_items([self.item("item", "echo '{}'")])
         with session.Folder(self.folder / "out") as folder:
             for key in ("gpu", "driver", "commit"):
                 with self.assertRaisesRegex(session.Refused, "holds results of NVIDIA H200, .*and this is .*another --out"):
@@ -412,18 +411,18 @@ esac"""
 
 
 class CommandLineTest(InAFolder):
-    def run_it(self, *words):
+    def run_program(self, *words):
         command = [sys.executable, REPO / "tools/gpu_session/run.py", *map(str, words)]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
-    def test_says_what_would_work(self):
-        self.assertEqual(self.run_it().returncode, 2)
-        unknown = self.run_it("--out", self.folder / "out", "--rehearse", "--only", "speed")
+    def test_wrong_usage_is_rejected_with_the_alternatives(self):
+        self.assertEqual(self.run_program().returncode, 2)
+        unknown = self.run_program("--out", self.folder / "out", "--rehearse", "--only", "speed")
         self.assertEqual(unknown.returncode, 2)
         self.assertIn("groups are tests", unknown.stderr)
         self.assertFalse((self.folder / "out").exists())
 
-    def test_stopped_it_leaves_nothing_running_and_goes_on(self):
+    def test_a_stopped_call_leaves_no_process_and_the_next_call_continues(self):
         program = self.folder / "build/tests/tools/cuda_emulator/wrappers_emulated_test_plain"
         program.parent.mkdir(parents=True)
         report = json.dumps({"testsuites": [{"name": "A", "testsuite": [{"name": "B", "result": "COMPLETED"}]}]})
@@ -435,23 +434,23 @@ class CommandLineTest(InAFolder):
 
         write(f'echo $$ >"{self.folder}/pid"; sleep 60')
         words = ["--rehearse", "--build", self.folder / "build", "--out", self.folder / "out", "--only", "tests/wrappers"]
-        hows = ((signal.SIGTERM, 130), (signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL))
-        for (how, code), jobs in itertools.product(hows, ("1", "2")):
+        signals = ((signal.SIGTERM, 130), (signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL))
+        for (number, code), jobs in itertools.product(signals, ("1", "2")):
             (self.folder / "pid").unlink(missing_ok=True)
             command = [sys.executable, REPO / "tools/gpu_session/run.py", *map(str, words), "--jobs", jobs]
             process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             while not (self.folder / "pid").exists() or not (self.folder / "pid").read_text():
                 time.sleep(0.01)
-            process.send_signal(how)
+            process.send_signal(number)
             self.assertEqual(process.wait(timeout=20), code)
-            self.assertFalse(self.runs(int((self.folder / "pid").read_text())))
-            self.assertFalse(list((self.folder / "out/items").iterdir()), (how, jobs))
+            self.assertFalse(self.keeps_running(int((self.folder / "pid").read_text())))
+            self.assertFalse(list((self.folder / "out/items").iterdir()), (number, jobs))
         write(f'cp "{self.folder}/report" "${{1#--gtest_output=json:}}"')
-        self.assertEqual(self.run_it(*words).returncode, 0)
+        self.assertEqual(self.run_program(*words).returncode, 0)
 
     @staticmethod
-    def runs(pid):
-        """Whether the process still runs after a second. A zombie does not run."""
+    def keeps_running(pid):
+        """Returns whether the process still runs after a second. A zombie does not run."""
         for _ in range(100):
             try:
                 state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -462,9 +461,9 @@ class CommandLineTest(InAFolder):
             time.sleep(0.01)
         return True
 
-    @unittest.skipIf(machine.first_gpu(), "a GPU is here")
-    def test_without_a_gpu_it_says_so(self):
-        done = self.run_it("--out", self.folder / "out")
+    @unittest.skipIf(machine.first_gpu(), "this machine has a GPU")
+    def test_a_missing_gpu_is_reported(self):
+        done = self.run_program("--out", self.folder / "out")
         self.assertEqual(done.returncode, 4)
         self.assertIn("no GPU was found", done.stderr)
         self.assertFalse((self.folder / "out").exists())
@@ -515,7 +514,7 @@ def record(name, status="done", reason="", result=None, where=HERE):
 
 
 class TablesTest(InAFolder):
-    def leave(self, *records):
+    def write_records(self, *records):
         out = self.folder / "out"
         (out / "items").mkdir(parents=True, exist_ok=True)
         for i, one in enumerate(records):
@@ -523,10 +522,10 @@ class TablesTest(InAFolder):
         return out
 
     def text(self, *extra):
-        out = self.leave(*(record(name, result=result) for name, result in FIGURES.items()), *extra)
+        out = self.write_records(*(record(name, result=result) for name, result in FIGURES.items()), *extra)
         return tables.session_text(tables.merged(out))
 
-    def test_every_figure_is_in_a_table_of_equal_columns(self):
+    def test_every_figure_is_in_a_well_formed_table(self):
         text = self.text()
         for words in ("### NVIDIA H200, driver 580.1, commit 0123456789ab", "| `wrappers_gpu_test` | 30 | 0 | 2 |",
                       "| per_head | B2 T64 H2 D64 | 0.500 / 0.500 | 61% / 61% | 30% / 30% | 0% / 0% | 2.0e-03 |",
@@ -547,7 +546,7 @@ class TablesTest(InAFolder):
             widths = {line.count("|") for line in block.splitlines() if line.startswith("|")}
             self.assertLessEqual(len(widths), 1, block)
 
-    def test_a_figure_that_is_no_number_costs_no_table(self):
+    def test_tables_show_figures_that_are_not_finite(self):
         def without_numbers(value, key=""):
             if isinstance(value, dict):
                 return {key: without_numbers(inner, key) for key, inner in value.items()}
@@ -556,20 +555,20 @@ class TablesTest(InAFolder):
             return None if isinstance(value, float) else value
 
         measured = {name: result for name, result in FIGURES.items() if not name.startswith(("fla", "flash", "jla"))}
-        out = self.leave(*(record(name, result=without_numbers(result)) for name, result in measured.items()))
+        out = self.write_records(*(record(name, result=without_numbers(result)) for name, result in measured.items()))
         text = tables.session_text(tables.merged(out))
-        self.assertIn("| per_head | B2 T64 H2 D64 | no number / no number |", text)
-        self.assertIn("| gla 340m | 374,000,000 | 8 x 2048 | no number | no number | no number | no number |", text)
+        self.assertIn("| per_head | B2 T64 H2 D64 | not finite / not finite |", text)
+        self.assertIn("| gla 340m | 374,000,000 | 8 x 2048 | not finite | not finite | not finite | not finite |", text)
 
-    def test_what_was_left_out_is_said(self):
-        text = self.text(record("fla/per_token", "skipped", "no fla here"), record("tests/step_gpu_test", "failed", "a\nb",
+    def test_items_that_are_not_done_are_listed(self):
+        text = self.text(record("fla/per_token", "skipped", "fla is not installed"), record("tests/step_gpu_test", "failed", "a\nb",
                          {"passed": 3, "failed": ["S.T"], "skipped": 0}))  # fmt: skip
-        self.assertIn("| fla/per_token | skipped | no fla here |", text)
+        self.assertIn("| fla/per_token | skipped | fla is not installed |", text)
         self.assertIn("| tests/step_gpu_test | failed | a b |", text)
         self.assertIn("| `step_gpu_test` | 3 | S.T | 0 |", text)
 
-    def test_publishing_twice_gives_the_same_and_touches_nothing_else(self):
-        out = self.leave(record("decode/gla 340m", result=FIGURES["decode/gla 340m"]))
+    def test_publishing_is_idempotent_and_changes_only_the_tables(self):
+        out = self.write_records(record("decode/gla 340m", result=FIGURES["decode/gla 340m"]))
         document, measured = self.folder / "RESULTS.md", self.folder / "measured"
         document.write_text(f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n")
         for _ in range(2):
@@ -582,7 +581,7 @@ class TablesTest(InAFolder):
         self.assertEqual([path.name for path in measured.iterdir()],
                          ["nvidia_h200_driver_580_1_commit_0123456789ab.json"])  # fmt: skip
 
-    def test_results_of_another_driver_or_commit_erase_none(self):
+    def test_results_of_several_drivers_and_commits_are_kept(self):
         document, measured = self.folder / "RESULTS.md", self.folder / "measured"
         document.write_text(f"{tables.BEGIN}\n{tables.END}\n")
         for i, where in enumerate((HERE, dataclasses.replace(HERE, driver="590.2"), dataclasses.replace(HERE, commit="fedcba987654"))):
@@ -603,24 +602,24 @@ class TablesTest(InAFolder):
             "HL_LAUNCH_BOUNDS(128) OneKernel(Args a) {\n}\n}  // namespace a\n__global__ void TwoKernel(int n) {}\n}\n")  # fmt: skip
         self.assertEqual(tables.kernels_in_sources(self.folder), {"a::OneKernel", "TwoKernel"})
 
-    def test_refuses_mixtures_and_rehearsals(self):
+    def test_mixed_results_and_rehearsals_are_refused(self):
         one = record("decode/gla 340m", result=FIGURES["decode/gla 340m"])
         other = record("decode/b", where=dataclasses.replace(HERE, gpu="NVIDIA H100"))
         with self.assertRaisesRegex(ValueError, "mixes results of .*H200.*H100|mixes results of .*H100.*H200"):
-            tables.merged(self.leave(one, other))
+            tables.merged(self.write_records(one, other))
         rehearsed = record("decode/gla 340m", where=machine.Machine(machine.REHEARSAL, "none", "c"))
         with self.assertRaisesRegex(ValueError, "is a rehearsal's"):
-            tables.merged(self.leave(rehearsed, rehearsed))
-        with self.assertRaisesRegex(ValueError, "holds no results"):
+            tables.merged(self.write_records(rehearsed, rehearsed))
+        with self.assertRaisesRegex(ValueError, "has no results"):
             tables.merged(self.folder / "nothing")
 
-    def test_the_tables_in_results_are_those_of_the_measured_files(self):
+    def test_the_tables_in_results_match_the_measured_files(self):
         document = tables.RESULTS.read_text()
         self.assertEqual(tables.with_tables(document, tables.gpu_text()), document)
 
 
 class CarryTest(InAFolder):
-    def test_a_program_comes_with_what_it_starts(self):
+    def test_a_pack_has_the_programs_that_a_program_starts(self):
         names = [items.WHOLE_RUN.program, *items.WHOLE_RUN.starts]
         with tempfile.TemporaryDirectory() as scratch:
             build = pathlib.Path(scratch)
@@ -637,15 +636,15 @@ class CarryTest(InAFolder):
         self.assertEqual(carry.groups(loads, bytes_of, most=60), [["a", "b"], ["c", "d"], ["e"]])
         self.assertEqual(carry.groups(loads, bytes_of, most=59), [["a"], ["b"], ["c", "d"], ["e"]])
 
-    def test_words_for_only_choose_the_programs_items(self):
+    def test_words_for_only_select_exactly_the_items_of_a_pack(self):
         wanted = list(items.ITEMS)
         for names in (["bench/bench_decode"], ["tests/train/step_gpu_test", "bench/bench_train_step"],
                       ["tests/ops/step_kernels_gpu_test"]):
             words = shlex.split(carry.only_words(wanted, names))
             self.assertEqual({i.name for i in wanted if i.program in names}, {i.name for i in items.chosen(words)})
 
-    @unittest.skipUnless(shutil.which("strip") and shutil.which("ldd"), "no binutils here")
-    def test_a_pack_holds_programs_and_their_libraries_alone(self):
+    @unittest.skipUnless(shutil.which("strip") and shutil.which("ldd"), "strip or ldd was not found")
+    def test_a_pack_has_only_programs_and_their_libraries(self):
         build = self.folder / "build"
         (build / "bench").mkdir(parents=True)
         shutil.copy("/bin/sh", build / "bench/bench_decode")
@@ -666,7 +665,7 @@ class CarryTest(InAFolder):
             carry.pack(items.chosen(["decode/"]), build, self.folder / "more", most_mib=1e-3)
         self.assertFalse((self.folder / "more").exists())
 
-    def test_the_commit_is_the_builds(self):
+    def test_the_commit_is_that_of_the_build(self):
         self.assertRegex(machine.commit_of(self.folder), "^[0-9a-f]{12}( with changes)?$|^unknown$")
         version = self.folder / machine.VERSION
         version.parent.mkdir(parents=True)
@@ -678,7 +677,7 @@ class CarryTest(InAFolder):
         self.assertNotIn("0123456789ab", machine.commit_of(self.folder))
 
     def test_carried_programs_find_the_installed_package(self):
-        with mock.patch.dict(os.environ):  # CPU work of a test may use all cores
+        with mock.patch.dict(os.environ):
             os.environ.pop("OMP_NUM_THREADS", None)
             self.assertEqual(machine.environment(self.folder)["OMP_NUM_THREADS"], "1")
             (self.folder / machine.CARRIED).write_text('{"commit": "c", "torch": "1.0.0"}')
@@ -692,9 +691,11 @@ class CarryTest(InAFolder):
         folders = machine.environment(self.folder)["LD_LIBRARY_PATH"].split(":")
         self.assertEqual(folders[:2], [str(self.folder / "lib"), str(machine.torch_folder() / "lib")])
 
+
 class RanksRunTest(InAFolder):
     def measure(self, codes):
-        """Measures runs of which those of MESHES fail with these exit codes (0: none). Returns the lines that it prints."""
+        """Measures simulated runs. That of the n-th mesh fails with the n-th exit code, unless it is 0. Returns the result
+        and the printed lines."""
         codes = dict(zip((mesh.name for mesh in ranks_run.MESHES), codes))
 
         def losses(_, name, mesh, share="1"):
@@ -714,7 +715,7 @@ class RanksRunTest(InAFolder):
         self.assertEqual((len(lines), lines[0]["differences"]), (len(ranks_run.MESHES), {"ranks_2_zero_0": 0.0}))
         self.assertEqual((lines[-1]["differences"], result["problems"]), (result["differences"], []))
 
-    def test_hangs_end_the_measurement_and_other_failures_do_not(self):
+    def test_only_hangs_end_the_measurement(self):
         for codes, meshes in (((71, 1, 0, 72), 3), ((None, 71), 1), ((1, 1, 1), len(ranks_run.MESHES)),
                               ((0, 72, 0), len(ranks_run.MESHES))):  # fmt: skip
             result, lines = self.measure(codes)

@@ -1,7 +1,6 @@
 """Runs a GoogleTest program case by case, because a process cannot continue after a fault of the device."""
 
 import dataclasses
-import pathlib
 import re
 import time
 from collections.abc import Callable
@@ -14,8 +13,8 @@ Run = Callable[[list[str], float], command.Finished]
 LONGEST_LISTING = 60  # seconds to load the program and list its tests
 
 
-def listed(text: str) -> list[str]:
-    """Reads the names in the output of --gtest_list_tests."""
+def parse_names(text: str) -> list[str]:
+    """Returns the names in the output of --gtest_list_tests."""
     names, suite = [], ""
     for line in text.splitlines():
         name = line.partition("#")[0].rstrip()
@@ -44,7 +43,8 @@ class Tally:
     failed: list[str] = dataclasses.field(default_factory=list)
     skipped: list[str] = dataclasses.field(default_factory=list)
     not_run: list[str] = dataclasses.field(default_factory=list)
-    words: dict[str, str] = dataclasses.field(default_factory=dict)  # name -> last output of a case that failed in its own process
+    # Last output of each case that failed in its own process.
+    words: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def add(self, name: str, finished: command.Finished) -> None:
         if finished.code == 0:
@@ -58,22 +58,22 @@ class Tally:
         reason = "failed: " + ", ".join(self.failed[:10]) + (" and more" if len(self.failed) > 10 else "")
         if self.not_run:
             result["not_run"] = self.not_run
-            reason += f"; {len(self.not_run)} had no time"
+            reason += f"; {len(self.not_run)} did not run"
         for name, words in list(self.words.items())[:3]:
             reason += f"\n{name}: {words}"
         return Outcome(FAILED, reason, result)
 
 
-def go_on(finished: command.Finished, outcome: Outcome, run: Run, end: float) -> tuple[Outcome, str]:
+def run_remaining(finished: command.Finished, outcome: Outcome, run: Run, end: float) -> tuple[Outcome, str]:
     """After a fault ended the whole program, runs each case without a result in its own process, until `end` on the
     monotonic clock. Returns the outcome and the case with the fault."""
     found = run(["--gtest_list_tests"], LONGEST_LISTING)
-    names = listed(found.stdout) if found.code == 0 else []
+    names = parse_names(found.stdout) if found.code == 0 else []
     culprit = first_failed(finished.stdout, names)
     if not culprit:
         return outcome, ""
     tally = Tally(failed=[culprit])
-    before = names[: names.index(culprit)]  # cases that passed after the fault run again
+    before = names[: names.index(culprit)]  # results after the fault are unreliable, so later cases run again
     tally.passed += [name for name in before if name in ended(finished.stdout, "OK")]
     tally.skipped += [name for name in before if name in ended(finished.stdout, "SKIPPED")]
     for name in names:

@@ -33,7 +33,7 @@ _ending = threading.Event()
 
 
 def end_all() -> None:
-    """Ends the commands that other threads wait for, and those that they are starting."""
+    """Ends the commands that other threads have started or are about to start."""
     _ending.set()
     for process in list(_running):
         _kill(process)
@@ -61,7 +61,7 @@ def run(words: list[str], seconds: float, log: pathlib.Path, cwd: pathlib.Path, 
         process = subprocess.Popen(words, stdout=stdout, stderr=stderr, stdin=subprocess.DEVNULL, cwd=cwd, env=env,
                                    start_new_session=True, preexec_fn=_die_with_parent)  # fmt: skip
         _running.add(process)
-        if _ending.is_set():  # end_all() may have come before this process was in the set
+        if _ending.is_set():  # end_all() may have run before this process was in the set
             _kill(process)
         try:
             code = process.wait(timeout=max(seconds, 0.1))

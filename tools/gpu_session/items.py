@@ -48,7 +48,7 @@ NO_HOPPER = ("env", "HALFLIFE_WARPGROUPS=0")
 
 
 def _by_warps(item: Item) -> Item:
-    """The same item without Hopper's kernels. On other GPUs and for other shapes it equals the original item."""
+    """Returns the same item without Hopper's kernels. On other GPUs and for other shapes it equals the original item."""
     return dataclasses.replace(item, name=f"{item.name}, by warps", before=(*NO_HOPPER, *item.before))
 
 
@@ -59,9 +59,9 @@ def _test(name: str, folder: str, minutes: float, rehearsed_by: str = "") -> Ite
 
 def _sanitized(tool: str, name: str, folder: str, tests: str, minutes: float) -> Item:
     before = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "99")
-    if tool == "racecheck":  # of this project's kernels alone: with those of LibTorch it does not end in minutes
+    if tool == "racecheck":  # only kernels of this project: with those of LibTorch it would take too long
         before = (*before, "--kernel-name", "kns=halflife")
-    if tool == "memcheck":  # without the caching allocator, whose blocks are adjacent and hide overruns
+    if tool == "memcheck":  # no caching allocator: its blocks are adjacent, which hides overruns
         before = ("env", "PYTORCH_NO_CUDA_MEMORY_CACHING=1", *before)
     return Item(f"{tool}/{name}", f"{folder}/{name}", (f"--gtest_filter={tests}",), readers.read_sanitizer, minutes,
                 before=before, needs=("compute-sanitizer",))  # fmt: skip
@@ -80,7 +80,7 @@ def _delta(kind: str) -> Item:
     shape = compare_fla.DELTA_SHAPES[0]
     small = ("--batch", "1", "--seq-len", "64", "--heads", "1", "--dim", "16", "--rounds", "1")
     return Item(f"delta_rule/{kind} {shape}", "bench/bench_delta_rule",
-                ("--device", "cuda", *compare_fla.words_of_shape(kind, shape)), minutes=0.5,
+                ("--device", "cuda", *compare_fla.shape_options(kind, shape)), minutes=0.5,
                 rehearsal=("--kind", kind, *small))  # fmt: skip
 
 
@@ -105,8 +105,8 @@ def _peer(peer: str, kind: str, shapes: tuple[str, ...] = (), minutes: float = 8
 
 
 # Options of Nsight Compute. The program starts the recording after its checks and warm-up (bench/support/measure.h), and
-# all kernels of this project count, so that new kernels need no change here. The caches are flushed before each kernel,
-# and clocks are left alone, as in the timed rounds.
+# all kernels of this project are recorded, so that new kernels need no change here. The caches are flushed before each
+# kernel, and the clocks are not changed, as in the timed rounds.
 NCU = ("ncu", "--profile-from-start", "off", "--kernel-name-base", "demangled", "-k", "regex:halflife::",
        "--clock-control", "none", "--target-processes", "application-only",
        *(word for section in ("SpeedOfLight", "LaunchStats", "Occupancy", "SchedulerStats", "WarpStateStats",
@@ -131,7 +131,7 @@ def _ncu_step(name: str, *model, **more) -> Item:
 
 
 def _jla(kind: str) -> Item:
-    """On the two shapes whose times with jla are known."""
+    """Compares with jla on the two shapes for which its times are known."""
     words = ("--only", kind, "--shapes", "B2 T16384", "V256", "--rounds", "2", "--json", "{file}")
     return Item(f"jla/{kind}", "bench/bench_decay_attention",
                 (*words, "--binary", "{build}/bench/bench_decay_attention"), readers.read_rows, 3,
@@ -140,7 +140,8 @@ def _jla(kind: str) -> Item:
 
 def _step(name: str, mixer: str, dim: int, heads: int, mlp_dim: int = 0, precision: str = "bf16", layers: int = 24,
           steps: int = 10, profile: bool = True, graphs: bool = False) -> Item:  # fmt: skip
-    """A training step with a micro-batch of 8, as in launch/recipes. `mlp_dim` 0 means the width of the recipes (ratio 4)."""
+    """Runs a training step with a micro-batch of 8, as in launch/recipes. `mlp_dim` 0: the width of the recipes
+    (ratio 4)."""
     flags = (*(("--profile",) if profile else ()), *(("--cuda-graphs",) if graphs else ()))
     words = ("--device", "cuda", "--precision", precision, "--layers", str(layers), "--dim", str(dim), "--mlp-dim", str(mlp_dim),
              "--seq-len", "2048", "--batch", "8", "--vocab", "32000", "--steps", str(steps), "--warmup", "3")  # fmt: skip
@@ -150,7 +151,7 @@ def _step(name: str, mixer: str, dim: int, heads: int, mlp_dim: int = 0, precisi
 
 
 def _launches(name: str, *more: str) -> Item:
-    """A model so small that its launches take longer than its kernels."""
+    """Runs a training step of a model so small that its launches take longer than its kernels."""
     fixed = ("--mixer", "retention", "--profile", *more)
     sizes = ("--heads", "4", "--layers", "4", "--dim", "128", "--seq-len", "256", "--batch", "8")
     small = ("--heads", "2", "--layers", "1", "--dim", "32", "--seq-len", "64", "--batch", "1")
@@ -191,12 +192,12 @@ def _decode(name: str, *more: str) -> Item:
                 minutes=1.5, rehearsal=(*recipe("quickstart"), "model.num_layers=1", "--early", "500", "--tokens", "1000", *more))  # fmt: skip
 
 
-# A run that is trained, resumed and replayed as graphs (whole_run.py).
+# Trains a run, resumes it, and trains it with CUDA graphs (whole_run.py).
 WHOLE_RUN = Item("run/quickstart", "src/cli/halflife", ("--device", "cuda", "--steps", "60"), minutes=3,
                  rehearsal=("--device", "cpu", "--steps", "6", "--small"),
                  before=("{python}", "{repo}/tools/gpu_session/whole_run.py"), starts=("src/cli/halflife-engine",))  # fmt: skip
 
-# The same model on several ranks that share the GPU (ranks_run.py).
+# Trains the same model on several ranks that share the GPU (ranks_run.py).
 MPIRUN = ("env", "HALFLIFE_SHARE_GPU=1", "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "mpirun",
           "--oversubscribe", "--bind-to", "none", "-n", "4")  # fmt: skip
 _RANKS_TEST = _test("nccl_ranks_gpu_test", "tests/dist", 2)

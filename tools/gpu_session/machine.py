@@ -16,7 +16,7 @@ CARRIED = "carried.json"  # in a folder that --pack made (carry.py)
 VERSION = "src/core/version.cc"  # in a build folder: contains the commit of the build
 WITH_CHANGES = " with changes"
 REHEARSAL = "none (rehearsal)"
-# The Python packages of the other programs, and how to get them.
+# The module of each peer, and how to install it.
 PACKAGES = {
     "fla": ("fla", "pip install flash-linear-attention==0.6.0"),
     "jla": ("jla", "pip install 'jax-linear-attention[cuda]==0.1.0'"),
@@ -114,5 +114,5 @@ def why_missing(need: str) -> str:
     if need in PACKAGES:
         module, how = PACKAGES[need]
         missing = importlib.util.find_spec(module) is None
-        return f"no {need} here. Run {how}, or add its folder to PYTHONPATH." if missing else ""
-    return "" if find_tool(need) else f"no {need} here, in PATH or {' or '.join(TOOL_FOLDERS)}"
+        return f"{need} is not installed. Run {how}, or add its folder to PYTHONPATH." if missing else ""
+    return "" if find_tool(need) else f"{need} was not found in PATH or {' or '.join(TOOL_FOLDERS)}"

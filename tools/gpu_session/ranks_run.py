@@ -5,7 +5,7 @@ one line of JSON after each mesh, with the results so far, so that a run that is
     python3 tools/gpu_session/ranks_run.py build/cuda/src/cli/halflife --device cuda
     python3 tools/gpu_session/ranks_run.py build/cpu/src/cli/halflife --device cpu --small
 
-Needs mpirun. The ranks take turns on the GPU, so the times say nothing. Exit codes: 0 all losses are equal within
+Needs mpirun. The ranks share one GPU, so their times are not meaningful. Exit codes: 0 all losses are equal within
 TOLERANCE, 1 they differ or a run failed or hung, 77 there is no mpirun or no GPU.
 """
 
@@ -25,8 +25,8 @@ STEPS = 5
 # Relative, of the loss of each step. The ranks compute the same rows, and only the order of sums differs.
 TOLERANCE = 1e-3
 SHARE = "HALFLIFE_SHARE_GPU"
-HANG_CODES = (None, 71, 72)  # ended after LONGEST, or earlier by the watchdog of a rank (core/exit_code.h)
-MOST_HANGS = 2  # then the remaining meshes are left out, so that the time of a session suffices
+HANG_CODES = (None, 71, 72)  # None: killed after LONGEST; others: ended by the watchdog of a rank (core/exit_code.h)
+MOST_HANGS = 2  # after this many hangs the remaining meshes are skipped, to limit the time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Runs:
     def __init__(self, options: argparse.Namespace, folder: pathlib.Path):
         self.program, self.folder, self.device = options.program.resolve(), folder, options.device
         small = (*SMALL, "model.num_layers=3") if options.small else ()
-        # A watchdog then names the rank that hangs before LONGEST is over: the first steps have five times as long.
+        # This deadline lets a watchdog name a hanging rank before LONGEST is over. The first steps have five times as long.
         deadline = ("comm.timeout_s=15",) if options.device == "cuda" else ()
         sets = ["data.path=data", f"train.device={options.device}", "train.precision=bf16", f"train.steps={STEPS}",
                 "train.log_every=1", "train.global_batch=8", "train.micro_batch=2", "eval.every=0", "eval.windows=4",
@@ -99,12 +99,12 @@ class Runs:
         try:
             self.losses("refused", Mesh(2), share="0")
         except Failed as failed:
-            return "" if SHARE in str(failed) else f"the refusal does not name {SHARE}: {failed}"
-        return f"two ranks have shared a GPU without {SHARE}"
+            return "" if SHARE in str(failed) else f"the error for two ranks on one GPU does not name {SHARE}: {failed}"
+        return f"two ranks shared a GPU without {SHARE}"
 
 
 def difference(losses: list[float], expected: list[float]) -> float:
-    """Returns the largest relative difference; infinite if steps are missing."""
+    """Returns the largest relative difference. Infinite if steps are missing."""
     if len(losses) != STEPS or len(expected) != STEPS:
         return float("inf")
     return max(abs(loss / other - 1) for loss, other in zip(losses, expected, strict=True))

@@ -33,19 +33,20 @@ def reason_of_skip(finished: command.Finished) -> str:
 
 
 def read_json(finished: command.Finished, _: pathlib.Path) -> Outcome:
-    """Reads a benchmark, whose whole output is JSON even if parts of it failed."""
+    """Reads the output of a benchmark, which is JSON even if parts of the benchmark failed."""
     reason = reason_of_skip(finished) if finished.code in (4, 77) else ""
     if reason:
         return Outcome(SKIPPED, reason)
     try:
         result = json.loads(finished.stdout)
     except json.JSONDecodeError as error:
-        return Outcome(FAILED, _exit_of(finished) if finished.code != 0 else f"its output is no JSON: {error}")
+        return Outcome(FAILED, _exit_of(finished) if finished.code != 0 else f"its output is not JSON: {error}")
     return Outcome(DONE, result=result) if finished.code == 0 else Outcome(FAILED, _exit_of(finished), result)
 
 
 def read_last_json(finished: command.Finished, file: pathlib.Path) -> Outcome:
-    """Reads a program that prints its results so far, as one line of JSON, after each part. The last complete line counts."""
+    """Reads the output of a program that prints its results so far, as one line of JSON, after each part. The last
+    complete line counts."""
     lines = [line for line in finished.stdout.splitlines(keepends=True) if line.startswith("{") and line.endswith("\n")]
     return read_json(dataclasses.replace(finished, stdout=lines[-1]) if lines else finished, file)
 
@@ -53,7 +54,7 @@ def read_last_json(finished: command.Finished, file: pathlib.Path) -> Outcome:
 def read_gtest(finished: command.Finished, file: pathlib.Path) -> Outcome:
     """Reads a GoogleTest program, which wrote its report to `file`."""
     if not file.exists():
-        return Outcome(FAILED, f"it wrote no report; {_exit_of(finished)}")
+        return Outcome(FAILED, f"no report was written; {_exit_of(finished)}")
     suites = json.loads(file.read_text())["testsuites"]
     cases = [(f"{suite['name']}.{case['name']}", case) for suite in suites for case in suite["testsuite"]]
     failed = [name for name, case in cases if case.get("failures")]
@@ -65,7 +66,7 @@ def read_gtest(finished: command.Finished, file: pathlib.Path) -> Outcome:
         return Outcome(FAILED, f"failed: {words}" if failed else _exit_of(finished), result)
     if ran == 0:
         why = re.search(r": Skipped\n(.*)", finished.stdout)
-        return Outcome(SKIPPED, why[1] if why else "it ran no test", result)
+        return Outcome(SKIPPED, why[1] if why else "no test ran", result)
     return Outcome(DONE, result=result)
 
 
@@ -80,8 +81,8 @@ def read_sanitizer(finished: command.Finished, _: pathlib.Path) -> Outcome:
         return Outcome(FAILED, result["summary"], result)
     if result["passed"] == 0:
         why = re.search(r": Skipped\n(.*)", text)
-        return Outcome(SKIPPED, why[1] if why else "it ran no test", result)
-    return Outcome(DONE, result=result) if summary else Outcome(FAILED, "compute-sanitizer gave no summary", result)
+        return Outcome(SKIPPED, why[1] if why else "no test ran", result)
+    return Outcome(DONE, result=result) if summary else Outcome(FAILED, "compute-sanitizer printed no summary", result)
 
 
 def read_rows(finished: command.Finished, file: pathlib.Path) -> Outcome:

@@ -11,7 +11,7 @@ import time
 
 import command
 import machine
-from cases import go_on
+from cases import run_remaining
 from items import Item, program_of, words_of
 from readers import DONE, FAILED, INTERRUPTED, SKIPPED, TIMED_OUT, Outcome, read_gtest, read_last_json
 
@@ -136,12 +136,12 @@ class Session:
         last = time.monotonic()
         self.end = last + MINUTE * min(budget.piece_minutes, budget.minutes - self.folder.seconds() / MINUTE)
         if jobs > 1:
-            self.side_by_side([item for item in items if item.group == "tests" and self.is_to_do(item, again)], jobs)
+            self.run_in_parallel([item for item in items if item.group == "tests" and self.must_run(item, again)], jobs)
             self.folder.add_seconds(time.monotonic() - last)
             last = time.monotonic()
         tried = 0
         for item in items:
-            if item.name in self.judged or not self.is_to_do(item, again):
+            if item.name in self.judged or not self.must_run(item, again):
                 continue
             left = self.end - time.monotonic()
             whole = item.minutes * MINUTE
@@ -155,19 +155,20 @@ class Session:
             last = time.monotonic()
         self.folder.add_seconds(time.monotonic() - last)
 
-    def is_to_do(self, item: Item, again: bool) -> bool:
-        """Whether the item must run. Records the reason for an item that cannot run."""
+    def must_run(self, item: Item, again: bool) -> bool:
+        """Returns whether the item must run. Records the reason if it cannot run."""
         done = self.folder.record_of(item).get("status")
         if done == DONE or (done in (FAILED, TIMED_OUT) and not again):
             return False
-        reason = self.why_not(item)
+        reason = self.reason_to_skip(item)
         if reason and done in (None, SKIPPED):  # an earlier result is more informative
             self.keep(item, Outcome(SKIPPED, reason), "", 0)
         return not reason
 
-    def side_by_side(self, items: list[Item], jobs: int) -> None:
+    def run_in_parallel(self, items: list[Item], jobs: int) -> None:
         threads = str(max(1, (os.cpu_count() or 1) // jobs))
-        alone, self.environment = self.environment, {**self.environment, "OMP_NUM_THREADS": threads}
+        environment = self.environment
+        self.environment = {**environment, "OMP_NUM_THREADS": threads}
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
             try:
                 for done in [pool.submit(self.attempt_in_time, item) for item in items]:
@@ -177,25 +178,26 @@ class Session:
                 pool.shutdown(wait=False, cancel_futures=True)
                 command.end_all()
                 raise
-        self.environment = alone
+        self.environment = environment
 
     def attempt_in_time(self, item: Item) -> None:
         left = self.end - time.monotonic()
         if left > 0:
             self.attempt(item, min(left, item.minutes * MINUTE), last_chance=True)
 
-    def why_not(self, item: Item) -> str:
+    def reason_to_skip(self, item: Item) -> str:
+        """Returns why the item cannot run; empty if it can."""
         for need in item.needs:
             reason = machine.why_missing(need)
             if reason:
                 return reason
         program = program_of(item, self.rehearse)
         if not (self.build / program).exists():
-            alone = self.rehearse and item.group == "tests"
-            makes = "Only CUDA builds make it." if alone else "Build the targets halflife, gpu_tests and bench."
-            return f"{self.build.name} has no {program}. {makes}"
+            only_cuda = self.rehearse and item.group == "tests"
+            remedy = "Only CUDA builds make it." if only_cuda else "Build the targets halflife, gpu_tests and bench."
+            return f"{self.build.name} has no {program}. {remedy}"
         if item.of_slowest and self.slowest(item.of_slowest) is None:
-            return f"no {item.of_slowest} was measured"
+            return f"no item of the group {item.of_slowest} was measured"
         return ""
 
     def slowest(self, group: str) -> dict | None:
@@ -203,7 +205,7 @@ class Session:
         return max(measured, key=lambda record: record["result"]["median_ms"] or 0, default=None)
 
     def attempt(self, item: Item, seconds: float, last_chance: bool) -> None:
-        """Runs an item. `last_chance` says that another call would not give it more time."""
+        """Runs an item. `last_chance`: another call would not give it more time."""
         slowest = self.slowest(item.of_slowest) if item.of_slowest else None
         tools = {need: machine.find_tool(need) for need in item.needs if machine.find_tool(need)}
         file = self.folder.file(item)
@@ -220,10 +222,10 @@ class Session:
         if self.stopped:
             return
         if finished.code is None:
-            came_on = item.resumes and num_rows(file) > rows_before
+            made_progress = item.resumes and num_rows(file) > rows_before
             has_parts = item.resumes or item.read is read_last_json
             result = read(item, dataclasses.replace(finished, code=-9), file).result if has_parts else {}
-            outcome = Outcome(TIMED_OUT if last_chance and not came_on else INTERRUPTED,
+            outcome = Outcome(TIMED_OUT if last_chance and not made_progress else INTERRUPTED,
                               f"ended after {finished.seconds:.0f} s", result)  # fmt: skip
         else:
             outcome = read(item, finished, file)
@@ -243,7 +245,7 @@ class Session:
         more: list[str] = []
         if item.read is read_gtest:
             end = min(time.monotonic() + item.minutes * MINUTE - finished.seconds, self.end)
-            outcome, culprit = go_on(finished, outcome, lambda *call: again(*call, "case", {}), end)
+            outcome, culprit = run_remaining(finished, outcome, lambda *call: again(*call, "case", {}), end)
             more = [f"--gtest_filter={culprit}"] if culprit else []
         checked = again(more, min(item.minutes * MINUTE, self.end - time.monotonic()), "checked", CHECKED)
         return dataclasses.replace(outcome, reason=f"{outcome.reason}\nlaunches checked: {checked.last_words(5)}")

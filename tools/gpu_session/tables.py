@@ -34,7 +34,7 @@ def name_of(record: dict) -> str:
 
 def show(value: float | None, form: str) -> str:
     """Formats a figure. A figure that was NaN or infinite is null in the JSON."""
-    return "no number" if value is None else form.format(value)
+    return "not finite" if value is None else form.format(value)
 
 
 def over(value: float | None, divisor: float | None) -> float | None:
@@ -46,7 +46,8 @@ def both(result: dict, key: str, form: str) -> str:
 
 
 def late(*shares: float | None) -> str:
-    """Returns the mark of a ratio for which the calls of one side waited for the host too often."""
+    """Returns the mark of an unreliable ratio, or an empty text. `shares` are the shares of calls of each side in which
+    the GPU waited for the host."""
     return "" if all(share is not None and share <= compare_fla.MANY_LATE for share in shares) else compare_fla.LATE
 
 
@@ -57,7 +58,7 @@ def explained(text: str) -> str:
 
 def problem(row: dict) -> str:
     """Returns the text that replaces the figures of a failed row."""
-    return f"problem: {compare_fla.table_words(row['problem'])}"
+    return f"problem: {compare_fla.cell_text(row['problem'])}"
 
 
 def tests(records: list[dict]) -> str:
@@ -74,12 +75,13 @@ def tests(records: list[dict]) -> str:
 
 def whole_run(records: list[dict]) -> str:
     rows = []
-    said = {True: "equal in bits", False: "**differs**", None: ""}
+    verdicts = {True: "bitwise equal", False: "**differs**", None: ""}
     for record in of_group(records, "run"):
         r = record["result"]
         rows.append([name_of(record), str(r["steps"]), show(r.get("tokens_per_s"), "{:,.0f}"),
-                     said[r.get("resumed_equal")], said[r.get("graphs_equal")], "; ".join(r.get("waits", []))])  # fmt: skip
-    head = ["recipe", "steps", "tokens/s", "resumed", "as graphs", "what makes the host wait, a step"]
+                     verdicts[r.get("resumed_equal")], verdicts[r.get("graphs_equal")],
+                     "; ".join(r.get("waits", []))])  # fmt: skip
+    head = ["recipe", "steps", "tokens/s", "resumed run", "run with CUDA graphs", "host waits per step"]
     return "A whole run, bf16:\n\n" + table(head, rows) if rows else ""
 
 
@@ -97,7 +99,7 @@ def decay_attention(records: list[dict]) -> str:
 
 
 def peers(records: list[dict]) -> str:
-    """One table for each program of compare_fla.py."""
+    """Returns one table for each peer of compare_fla.py."""
     parts = []
     for peer in compare_fla.INSTALL:
         rows = [row for record in of_group(records, peer) for row in record["result"]["rows"]]
@@ -112,7 +114,7 @@ def jla(records: list[dict]) -> str:
 
 
 def other_mixers(records: list[dict]) -> str:
-    """The delta rule and the scans."""
+    """Returns the table of the delta rule and the scans."""
     rows = []
     for record in (*of_group(records, "delta_rule"), *of_group(records, "scans")):
         result = record["result"]
@@ -138,7 +140,8 @@ def row_kernels(records: list[dict]) -> str:
 
 
 def softmax_attention(records: list[dict]) -> str:
-    """One row per form: milliseconds, and the ratio to plain causal attention with the same kernels."""
+    """Returns a table with one row per form: milliseconds, and the ratio to plain causal attention with the same
+    kernels."""
     rows = []
     for record in of_group(records, "softmax_attention"):
         result = record["result"]
@@ -150,7 +153,7 @@ def softmax_attention(records: list[dict]) -> str:
                     continue
                 ratio = show(form["over_causal"], "{:.2f} x") + late(form["late_share"], form["causal_late_share"])
                 rows.append([*named, show(form["ms"], "{:.3f}"), ratio])
-    head = ["shape", "pass", "form", "ms", "over causal"]
+    head = ["shape", "pass", "form", "ms", "relative to causal"]
     off = [f"{name_of(r)}, {problem(r['result'])}" for r in of_group(records, "softmax_attention") if "problem" in r["result"]]
     return "\n\n".join([explained("Softmax attention, bf16:\n\n" + table(head, rows)), *off]) if rows else ""
 
@@ -177,7 +180,7 @@ def train_step(records: list[dict]) -> str:
                      show(r["median_ms"], "{:.1f}"), show(tokens, "{:,.0f}"), show(r["share_of_peak"], "{:.1%}"),
                      show(over(r["peak_memory_mib"], 1024), "{:.1f}"), *counts,
                      f"{show(r['first_loss'], '{:.2f}')} / {show(r['last_loss'], '{:.2f}')}"])  # fmt: skip
-    head = ["model", "parameters", "batch", "ms", "tokens/s", "share of peak", "most that tensors held, GiB", "launches", "copies",
+    head = ["model", "parameters", "batch", "ms", "tokens/s", "share of peak", "peak tensor memory, GiB", "launches", "copies",
             "synchronisations", "loss: first / last step"]  # fmt: skip
     if not rows:
         return ""
@@ -194,8 +197,9 @@ def slowest_step(records: list[dict]) -> str:
     whole = sum(entry["ms"] or 0 for entry in profile["top"])
     rows = [[f"`{entry['name'][:80].replace('|', '/')}`", str(entry["calls"]), show(entry["ms"], "{:.2f}")]
             for entry in profile["top"][:12]]  # fmt: skip
-    return (f"What takes longest in a step of {name_of(slowest)} ({show(profile['wall_ms'], '{:.0f}')} ms under the "
-            f"profiler, {whole:.0f} in what it lists first):\n\n" + table(["kernel", "calls", "ms"], rows))  # fmt: skip
+    return (f"The longest operations in a step of {name_of(slowest)}. The step takes {show(profile['wall_ms'], '{:.0f}')} "
+            f"ms under the profiler, and the longest {len(profile['top'])} operations take {whole:.0f} ms:\n\n"
+            + table(["operation", "calls", "ms"], rows))  # fmt: skip
 
 
 def decode(records: list[dict]) -> str:
@@ -207,7 +211,7 @@ def decode(records: list[dict]) -> str:
     return "Decoding, one row:\n\n" + table(["model", "precision", "tokens", "ms early", "ms late", "ratio"], rows) if rows else ""
 
 
-# The columns of the table of Nsight Compute, by its names.
+# Metric of Nsight Compute -> column of the table.
 NCU_COLUMNS = {"Duration": "time", "DRAM Throughput": "share of DRAM's rate", "Issue Slots Busy": "issue slots busy",
                "Achieved Occupancy": "occupancy", "Registers Per Thread": "registers"}  # fmt: skip
 
@@ -216,8 +220,8 @@ def kernels_in_sources(sources: pathlib.Path = machine.REPO / "src/kernels") -> 
     """Returns the names of all kernels, with the namespaces below halflife::kernels."""
     names = set()
     for path in sources.rglob("*.cu*"):
-        inside: list[str] = []  # the namespaces that are open at a line
-        awaits_name = False  # after __global__
+        inside: list[str] = []  # the enclosing namespaces of the current line
+        awaits_name = False  # whether __global__ was read and the name of the kernel was not
         for line in path.read_text().splitlines():
             if opened := re.match(r"namespace ([\w:]+) \{", line):
                 inside += re.sub(r"^halflife::kernels:*", "", opened[1]).split("::")
@@ -241,17 +245,17 @@ def ncu(records: list[dict]) -> str:
                          *(launch["metrics"].get(name, "") for name in NCU_COLUMNS)])  # fmt: skip
     if not rows:
         return ""
-    head = ["what ran", "kernel", *NCU_COLUMNS.values()]
+    head = ["item", "kernel", *NCU_COLUMNS.values()]
     others = ", ".join(f"`{name}`" for name in sorted(kernels_in_sources() - launched))
     return ("Kernels under Nsight Compute, with cold caches:\n\n" + table(head, rows)
-            + (f"\n\nKernels without a row, which these items did not launch on this GPU: {others}." if others else ""))  # fmt: skip
+            + (f"\n\nKernels without a row were not launched by these items on this GPU: {others}." if others else ""))  # fmt: skip
 
 
 def left_out(records: list[dict]) -> str:
     """Lists the items that are not done, so that readers know that a table is incomplete."""
     first = lambda record: re.sub(r"\s+", " ", record["reason"])[:160].replace("|", "/")
     rows = [[record["item"], record["status"], first(record)] for record in records if record["status"] != DONE]
-    return "Not done:\n\n" + table(["item", "how it ended", "why"], rows) if rows else ""
+    return "Not done:\n\n" + table(["item", "status", "reason"], rows) if rows else ""
 
 
 PARTS = (tests, whole_run, decay_attention, other_mixers, peers, jla, softmax_attention, row_kernels, cross_entropy, train_step, slowest_step, decode, ncu,
@@ -280,7 +284,7 @@ def merged(out: pathlib.Path) -> dict:
     records = [json.loads(path.read_text()) for path in (out / "items").glob("*.json")]
     records.sort(key=lambda record: (order.get(record["item"], len(order)), record["item"]))
     if not records:
-        raise ValueError(f"{out} holds no results")
+        raise ValueError(f"{out} has no results")
     machines = {tuple(record["machine"].values()): record["machine"] for record in records}
     if len(machines) > 1:
         named = "; ".join(str(machine.Machine(**one)) for one in machines.values())

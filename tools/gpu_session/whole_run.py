@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Trains a model and resumes the run from an earlier step. On a GPU, also replays micro-batches as CUDA graphs, of the same
-packed rows and of rows of one document, which are also launched normally. Prints JSON.
+"""Trains a model and resumes the run from an earlier step. On a GPU, also trains with CUDA graphs: on the same packed
+rows, and on rows of one document, which are also trained without graphs. Prints JSON.
 
     python3 tools/gpu_session/whole_run.py build/cuda/src/cli/halflife --device cuda
     python3 tools/gpu_session/whole_run.py build/cpu/src/cli/halflife --device cpu --steps 6 --small
 
-The runs of a pair must end with the same checkpoint, bit for bit. Exit codes: 0 the checkpoints are equal, 1 they differ or a run
-failed. The JSON names the run and contains its last output.
+The runs of a pair must end with the same checkpoint, bit for bit. Exit codes: 0 the checkpoints are equal, 1 they differ
+or a run failed. The JSON names the run and contains its last output.
 """
 
 import argparse
