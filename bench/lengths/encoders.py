@@ -1,12 +1,12 @@
-"""Makes a table of GAU encoders beyond their training length, with and without both scalings ("Information
-entropy invariance", 2025). An encoder is trained to predict masked words of a text, fine-tuned on rows of 64
-with products or cosines as scores, and evaluated at up to 16 times this length, with and without InfoScale.
+"""Evaluates GAU encoders beyond their training length, with and without the two scalings of "Information entropy
+invariance" (2025). An encoder is trained to predict masked words of a text, fine-tuned on rows of 64 tokens with
+products or cosines as scores, and evaluated at up to 16 times this length, with and without InfoScale.
 
     launch/quickstart                                     # builds, and writes the text
     python3 bench/lengths/encoders.py --out runs/encoders
 
-Prints Markdown: accuracy on the same masked bytes at every length, perplexity, and the entropy of attention.
-Runs and evaluations continue where they were stopped.
+Prints a Markdown table: the accuracy on the same masked bytes at every length, the perplexity, and the entropy of
+attention. Runs and evaluations continue where they were stopped.
 """
 
 import argparse
@@ -16,14 +16,14 @@ import sys
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPO / "bench/zoo"))
-import zoo  # noqa: E402  its text, and how it runs programs
+import zoo  # noqa: E402  for write_text() and run()
 
 from lengths import by_most_queries  # noqa: E402
 
 RECIPE = "launch/recipes/gau_bytes.textproto"
 LENGTHS = [64, 128, 256, 512, 1024]
 METHODS = ["as_trained", "info_scale", "log_scale", "window", "yarn"]
-# cos_scale: 0 means products. softmax replaces the recipe's softmax_plus, as in the paper.
+# Values of cos_scale; 0 means products. As in the paper, softmax replaces the recipe's softmax_plus.
 SCALES = {"products": 0, "cosines times 8": 8, "cosines times 16": 16, "cosines times 32": 32}
 FINE = ["data.seq_len=64", "train.global_batch=64", "train.micro_batch=64",
         "model.mixer.gau.normaliser=softmax", "optimizer.lr=1e-3", "schedule.warmup_steps=50",
@@ -37,7 +37,7 @@ def train(args: argparse.Namespace, folder: pathlib.Path, settings: list[str], *
 
 
 def evaluate(args: argparse.Namespace, folder: pathlib.Path) -> dict:
-    """{(method, length): row}."""
+    """Returns {(method, length): row}."""
     table = folder / "lengths.json"
     zoo.run([args.program, "eval", "--model", str(folder), "--data", f"{args.out}/king_james", "--lengths",
              ",".join(map(str, LENGTHS)), "--windows", str(args.windows), "--method", ",".join(METHODS), "--out",
@@ -49,8 +49,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=pathlib.Path, required=True)
     parser.add_argument("--program", default=str(REPO / "build/cpu/src/cli/halflife"))
-    parser.add_argument("--steps", type=int, default=400, help="of fine-tuning")
-    parser.add_argument("--windows", type=int, default=16, help="windows of the longest length to score")
+    parser.add_argument("--steps", type=int, default=400, help="steps of fine-tuning (default: 400)")
+    parser.add_argument("--windows", type=int, default=16, help="number of windows of the longest length (default: 16)")
     args = parser.parse_args()
     args.out = args.out.absolute()
     args.program = str(pathlib.Path(args.program).absolute())

@@ -1,12 +1,13 @@
-"""Makes a table of perplexity by length for position methods that were trained on short rows with two seeds,
-each with the inference methods that it supports.
+"""Evaluates models beyond their training length. Each position method is trained on short rows with two seeds, and
+evaluated with every inference method that it supports.
 
     launch/quickstart                                     # builds, and writes the text
     python3 bench/lengths/lengths.py --out sweeps/lengths
 
-Prints Markdown: means over the seeds, and at the end of a row the largest deviation of a seed from its mean if
-it exceeds 1 %. The models are those of `halflife sweep --config launch/sweeps/lengths.textproto`. The sweep and
-the evaluations continue where they were stopped.
+Prints a Markdown table of perplexities by length. They are means over the seeds. The last column has the largest
+relative deviation of a seed from the mean if it exceeds 1 %. The models are those of
+`halflife sweep --config launch/sweeps/lengths.textproto`. The sweep and the evaluations continue where they were
+stopped.
 """
 
 import argparse
@@ -17,11 +18,11 @@ import sys
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPO / "bench/zoo"))
-import zoo  # noqa: E402  its text, and how it runs programs
+import zoo  # noqa: E402  for write_text() and run()
 
 LENGTHS = [128, 256, 512, 1024, 2048]
 PATTERNS = ["as_trained", "window", "blocks", "streaming_llm"]
-# The inference methods of softmax layers, by the position method of their training.
+# Position method of training -> inference methods of its softmax layers.
 METHODS = {
     "rope": [*PATTERNS, "lm_infinite", "rerope", "interpolated", "ntk_aware", "yarn", "info_scale",
              "yarn+info_scale"],
@@ -30,23 +31,22 @@ METHODS = {
     "cos_info": ["as_trained", "window", "blocks", "rerope", "yarn"],
 }  # fmt: skip
 
-
-# Methods whose attention is reported, over a few windows, because it computes whole blocks of scores.
-LOOKED_AT = {
+# Methods whose attention is reported. Only a few windows are used, because whole blocks of scores are computed.
+ATTENTION_METHODS = {
     "rope": ["as_trained", "blocks", "info_scale"],
     "xpos": ["as_trained", "blocks"],
     "alibi": ["as_trained"],
     "cos_info": ["as_trained", "blocks"],
 }
-STRETCHES_LOOKED_AT = 4
+ATTENTION_WINDOWS = 4
 
 
 def evaluate(args: argparse.Namespace, label: str, seed: int, attention: bool = False) -> dict:
-    """{method: {length: row}}; the methods share one file of the run."""
+    """Returns {method: {length: row}}. All methods of a run are in one file."""
     folder = args.out / "runs" / f"positions={label},seed={seed}"
     table = folder / ("attention.json" if attention else "lengths.json")
-    methods = LOOKED_AT[label] if attention else METHODS.get(label, ["as_trained"])
-    windows = STRETCHES_LOOKED_AT if attention else args.windows
+    methods = ATTENTION_METHODS[label] if attention else METHODS.get(label, ["as_trained"])
+    windows = ATTENTION_WINDOWS if attention else args.windows
     zoo.run([args.program, "eval", "--model", str(folder), "--data", str(args.out / "datasets/king_james"),
              "--lengths", ",".join(map(str, LENGTHS)), "--windows", str(windows), "--method", ",".join(methods),
              "--out", str(table), *(["--attention"] if attention else [])])  # fmt: skip
@@ -57,7 +57,8 @@ def evaluate(args: argparse.Namespace, label: str, seed: int, attention: bool = 
 
 
 def by_most_queries(row: dict) -> dict:
-    """Returns the values for the number of keys that most queries see: half a row to a row, without a pattern."""
+    """Returns the statistics of the range of key counts that has most queries. Without an attention pattern, this is
+    half a row to a whole row."""
     return max(row["attention"]["by_keys"], key=lambda by: by["queries"])
 
 
@@ -94,7 +95,7 @@ def main() -> None:
     parser.add_argument("--out", type=pathlib.Path, required=True)
     parser.add_argument("--program", default=str(REPO / "build/cpu/src/cli/halflife"))
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--windows", type=int, default=32, help="windows of the longest length to score")
+    parser.add_argument("--windows", type=int, default=32, help="number of windows of the longest length (default: 32)")
     args = parser.parse_args()
     args.out = args.out.absolute()
     args.program = str(pathlib.Path(args.program).absolute())
@@ -112,7 +113,7 @@ def main() -> None:
     print(f"\n| trained with | evaluated | resolution at {LENGTHS[0]} | at {LENGTHS[-1]:,} | entropy, nats, "
           f"at {LENGTHS[0]} | at {LENGTHS[-1]:,} | largest weight at {LENGTHS[0]} | at {LENGTHS[-1]:,} |")
     print("|---" * 8 + "|")
-    for label, methods in LOOKED_AT.items():
+    for label, methods in ATTENTION_METHODS.items():
         of_seeds = [evaluate(args, label, seed, attention=True) for seed in (1, 2)]
         for method in methods:
             print(attention_line(label, method, of_seeds))

@@ -1,9 +1,10 @@
-"""Finds the address space that a rank needs at ZeRO stages 2 and 3, by `ulimit -v`. Prints JSON.
+"""Finds the address space that a rank needs at ZeRO stages 2 and 3, with `ulimit -v`. Prints JSON.
 
     python3 bench/ranks/fits.py --data quickstart/dataset-XXXX
 
-Four ranks train a few steps of few tokens. For each stage, the smallest limit at which they train is found by bisection
-to 5 %. `between` is a limit between both: the model trains at stage 3 and does not fit at stage 2, whose error is shown.
+Four ranks train for a few steps with few tokens. For each stage, bisection finds the smallest limit at which they
+train, to within 5 %. `between` is a limit between the two results: the model trains at stage 3 and does not fit at
+stage 2. The output contains the error of stage 2.
 """
 
 import argparse
@@ -29,7 +30,7 @@ def script(path: pathlib.Path, text: str) -> pathlib.Path:
 
 
 def train(options: argparse.Namespace, binary: pathlib.Path, folder: pathlib.Path, stage: int) -> dict:
-    """Returns whether the run ended well, its last loss, and its first error."""
+    """Returns whether the run succeeded, its last loss, and its first error."""
     run = folder / f"run{stage}"
     settings = {
         "data.path": options.data,

@@ -50,7 +50,7 @@ def pairs_of_ranks(mbit: float) -> tuple:
 
 
 def compare_groups(options) -> dict:
-    """Steps of few tokens, which mostly wait for other ranks."""
+    """Compares one shard group with two. The steps have few tokens, so they mostly wait for other ranks."""
     settings = {
         **model_settings(options),
         "data.seq_len": 64,
@@ -89,7 +89,7 @@ def compare_prefetch(options) -> dict:
 
     free = run(0, 0)
     compute_ms = free["step_ms"] - free["step_ms"] * free["exposed_comm_share"]
-    # Time is inversely proportional to bandwidth, which a run with a trial bandwidth shows.
+    # A run with a trial bandwidth measures the transfer time, which is inversely proportional to the bandwidth.
     trial = 1e9
     bits_per_s = trial * run(trial, 0)["exposed_param_ms"] / (options.share * compute_ms)
     summary = compare({"prefetch": lambda: run(bits_per_s, 1), "none": lambda: run(bits_per_s, 0)}, options.pairs)

@@ -14,7 +14,7 @@ BINARY = REPO / "build/cpu/src/cli/halflife"
 
 
 def model_parser(description: str, layers: int, batch: int) -> argparse.ArgumentParser:
-    """Options of a comparison with a model of one mixer: those of `model_settings`, and --binary, --data, --pairs."""
+    """Returns a parser with the options of model_settings(), and --binary, --data and --pairs."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", type=pathlib.Path, default=BINARY)
     parser.add_argument("--data", required=True)
@@ -39,14 +39,14 @@ def model_settings(options: argparse.Namespace) -> dict:
 
 
 def under_mpirun(ranks: int, threads: int) -> list:
-    """Returns the prefix of a command that runs on ranks, as users start it."""
+    """Returns the prefix of a command that runs it on several ranks, as users do."""
     return [str(REPO / "launch/mpirun/run.sh"), "--ranks", str(ranks), "--threads", str(threads), "--"]
 
 
 def train(binary: pathlib.Path, ranks: int, threads: int, settings: dict, prefix: tuple = ()) -> dict:
-    """Medians over the steps of a run of the quickstart recipe in a fresh folder, without the first two steps.
+    """Trains the quickstart recipe in a new folder. Returns medians over its steps, without the first two.
 
-    `prefix`: a command that runs the command behind it.
+    `prefix`: a command that runs the command after it, for example in a network namespace.
     """
     with tempfile.TemporaryDirectory() as folder:
         settings = {"train.threads": threads, "eval.every": 0, "eval.windows": 1, "ckpt.every": 0, **settings}
@@ -76,7 +76,7 @@ def train(binary: pathlib.Path, ranks: int, threads: int, settings: dict, prefix
 
 
 def compare(sides: dict, pairs: int) -> dict:
-    """Returns medians of each side's results. The sides alternate. `sides`: name -> a function that runs it once."""
+    """Runs the sides alternately. Returns the medians of each side. `sides`: name -> a function that runs it once."""
     results = {name: [] for name in sides}
     for pair in range(pairs):
         order = list(sides) if pair % 2 == 0 else list(reversed(sides))

@@ -7,13 +7,14 @@
 PyTorch runs eagerly, or under torch.compile with --compile. --precision bf16 means autocast in PyTorch, and
 a bf16 copy of the parameters with fp32 main weights in halflife.
 
-Both programs take the same model and step arguments and print one JSON line each with "median_ms"
-and "peak_memory_mib". They run one after the other, --pairs times, in alternating order, so that other load
-on the machine affects both equally. "processor" ratios compare the processor time of a step, on which other
-programs have less influence. Both start with halflife's parameters and batch, and their losses before and after
-the first update must agree. Ratios compare medians over pairs; above 1 means that halflife is faster, or needs
-less memory. With several mixers, halflife's step of `retention` also runs in every pair: "over_retention" is the
-mixer's time relative to it.
+The two programs run one after the other, --pairs times, in alternating order, so that other load on the machine
+affects both equally. Both start with halflife's parameters and batch, and their losses before and after the first
+update must agree.
+
+Ratios compare medians over the pairs. A ratio above 1 means that halflife is faster or needs less memory. The
+"processor" ratios compare the processor time of a step, on which other programs have less influence. With several
+mixers, halflife's step of `retention` also runs in every pair, and "over_retention" is the time of the mixer relative
+to it.
 """
 
 import argparse
@@ -28,14 +29,14 @@ import tempfile
 REPO = pathlib.Path(__file__).resolve().parents[2]
 STEP = REPO / "bench/train_step/pytorch_step.py"
 
-# The numbers of heads that halflife's mixers have at 256 channels. retention and softmax have 8, but all figures so far
-# used 4.
-HEADS, USUAL_HEADS = {"based": 12, "rebased": 12}, 4
+# Numbers of heads of halflife's mixers with 256 channels. retention and softmax have 8 by default, but all published
+# results used 4.
+HEADS, DEFAULT_HEADS = {"based": 12, "rebased": 12}, 4
 
-# Bounds on the difference of losses before and after the first update, in nats per token. Before: the rounding of a
-# mean of 4,096 values of about 5.6. After: AdamW's first update is the learning rate, 1e-3, times the sign of each
-# gradient, which rounding may flip near 0. PyTorch also decays norms and biases, by 1e-4 of themselves. Measured: 5e-7
-# and 2e-4 in fp32, 3e-4 and 5e-3 in bf16.
+# Tolerances of the losses before and after the first update, in nats per token. Before the update, the losses differ by
+# the rounding of a mean of 4,096 values of about 5.6. AdamW's first update is the learning rate, 1e-3, times the sign
+# of each gradient, which rounding may flip near 0. PyTorch also decays norms and biases, by 1e-4 of their values.
+# Measured differences: 5e-7 and 2e-4 in fp32, 3e-4 and 5e-3 in bf16.
 LOSS_TOLERANCE = {"fp32": (1e-5, 1e-3), "bf16": (2e-3, 2e-2)}
 
 
@@ -52,7 +53,7 @@ def spread(values: list[float]) -> dict:
 
 
 class ModelsDiffer(Exception):
-    """A message for the user."""
+    """The two programs do not train the same model. The message says how they differ."""
 
 
 def check_same_model(
@@ -62,15 +63,15 @@ def check_same_model(
     ours, theirs = (results[name][0] for name in ("halflife", "pytorch"))
     if ours["parameters"] != theirs["parameters"]:
         raise ModelsDiffer(
-            f"the two models differ: {ours['parameters']} parameters here, "
+            f"the two models differ: {ours['parameters']} parameters in halflife, "
             f"{theirs['parameters']} in PyTorch"
         )
     losses = [list(pair) for pair in zip(ours["first_losses"], theirs["first_losses"])][:2]
     for step, ((here, there), tolerance) in enumerate(zip(losses, tolerances)):
         if not abs(here - there) <= tolerance:
             raise ModelsDiffer(
-                f"the two models differ: the loss of step {step} is {here:.6f} here, {there:.6f} "
-                f"in PyTorch, from the same parameters and batch; {tolerance} is allowed"
+                f"the two models differ: with the same parameters and batch, the loss of step {step} is "
+                f"{here:.6f} in halflife and {there:.6f} in PyTorch; the tolerance is {tolerance}"
             )
     return losses
 
@@ -81,7 +82,7 @@ def compare(
     threads: int,
     tolerances: tuple[float, float],
 ) -> dict:
-    """`commands`: those of halflife and pytorch, and optionally of retention."""
+    """Runs the commands in pairs. `commands`: "halflife", "pytorch" and optionally "retention"."""
     results: dict[str, list[dict]] = {name: [] for name in commands}
     for pair in range(pairs):
         order = list(commands.items())
@@ -97,7 +98,7 @@ def compare(
         summary[key] = {name: spread([r[key] for r in runs]) for name, runs in results.items()}
 
     def ratios(key: str, over: str, under: str) -> tuple[float, dict]:
-        """Returns the ratio of the medians, and those of the pairs."""
+        """Returns the ratio of the medians, and the spread of the ratios of the pairs."""
         medians = (summary[key][name]["median"] for name in (over, under))
         of_pairs = [a[key] / b[key] for a, b in zip(results[over], results[under])]
         return next(medians) / next(medians), spread(of_pairs)
@@ -129,7 +130,7 @@ def measure_mixer(args: argparse.Namespace, mixer: str) -> dict:
     }
 
     def command_of(program: list[str], mixer: str) -> list[str]:
-        settings = {"mixer": mixer, "heads": args.heads or HEADS.get(mixer, USUAL_HEADS), **shape}
+        settings = {"mixer": mixer, "heads": args.heads or HEADS.get(mixer, DEFAULT_HEADS), **shape}
         flags = ((f"--{key.replace('_', '-')}", str(value)) for key, value in settings.items())
         return [*program, *(word for flag in flags for word in flag)]
 
@@ -150,8 +151,8 @@ def measure_mixer(args: argparse.Namespace, mixer: str) -> dict:
 
 def markdown(rows: list[dict]) -> str:
     lines = [
-        "| mixer | halflife, ms | PyTorch, ms | speed, by processor time | peak memory | time over "
-        "retention's, by processor time |",
+        "| mixer | halflife, ms | PyTorch, ms | speed, by processor time | peak memory | time relative to "
+        "retention, by processor time |",
         "|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -174,15 +175,17 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--mixer", nargs="+", default=["gla"], help="names, or all")
+    parser.add_argument(
+        "--mixer", nargs="+", default=["gla"], metavar="NAME", help="mixers, or all (default: gla)"
+    )
     for name, default in {"layers": 6, "dim": 256, "seq-len": 512, "batch": 8}.items():
         parser.add_argument("--" + name, type=int, default=default)
-    parser.add_argument("--heads", type=int, help="default: 12 of based and rebased, 4 of others")
+    parser.add_argument("--heads", type=int, help="heads (default: 12 for based and rebased, otherwise 4)")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
-    parser.add_argument("--compile", action="store_true", help="PyTorch under torch.compile")
-    parser.add_argument("--steps", type=int, default=5, help="timed steps of one program's run")
+    parser.add_argument("--compile", action="store_true", help="run PyTorch under torch.compile")
+    parser.add_argument("--steps", type=int, default=5, help="timed steps per run (default: 5)")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--pairs", type=int, default=3, help="runs of each program (default: 3)")
     parser.add_argument(
         "--binary", type=pathlib.Path, default=REPO / "build/cpu/bench/bench_train_step"
     )
@@ -195,7 +198,7 @@ def parse_arguments() -> argparse.Namespace:
         (args.python, "launch/setup --compare"),
     ):
         if not path.exists():
-            sys.exit(f"{path} is not there; run: {remedy}")
+            sys.exit(f"{path} does not exist. Run {remedy}.")
     if args.mixer == ["all"]:
         listed = subprocess.run(
             [args.binary, "--list-mixers"], stdout=subprocess.PIPE, text=True, check=True

@@ -1,12 +1,13 @@
-"""One training step of a small language model in plain PyTorch on the CPU, what bench/train_step
-compares with: eager or, with --compile, torch.compile; fp32 or, with --precision bf16, autocast.
+"""Times training steps of a small language model in plain PyTorch on the CPU. compare.py compares
+halflife with this program.
 
     .venv-compare/bin/python bench/train_step/pytorch_step.py --mixer gla --layers 6 --dim 256
 
-The models are halflife's own (pre-norm blocks, RMSNorm, SwiGLU, untied head) with the mixers of
-eager/, fused AdamW, gradient clipping. Prints one JSON line with the losses of the --warmup steps
-and the median time of the --steps after them. --start gives it halflife's own parameters and batch,
-as bench_train_step --save-start writes them: names of parameters are the same.
+PyTorch runs eagerly, or under torch.compile with --compile. --precision bf16 means autocast. The model
+is the same as halflife's (pre-norm blocks, RMSNorm, SwiGLU, untied head) with the mixers of eager/. The
+optimizer is fused AdamW with gradient clipping. Prints one JSON line with the losses of the --warmup
+steps and the median time of the --steps steps after them. --start loads halflife's parameters and batch
+from a file of bench_train_step --save-start. Both programs use the same names of parameters.
 
 Shapes: B batch, T seq_len, D model_dim.
 """
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 
 from eager import MIXERS
 from eager.layers import RmsNorm, linear
+
 
 class SwiGlu(nn.Module):
     def __init__(self, dim: int, width: int):
@@ -64,9 +66,8 @@ class LanguageModel(nn.Module):
 
 
 def load_start(args: argparse.Namespace, model: LanguageModel) -> tuple[Tensor, Tensor]:
-    """Takes over the parameters of a file by --save-start; returns its inputs [B, T] and targets
-    [B, T]."""
-    start = torch.load(args.start, weights_only=False)  # a dict of LibTorch's; our own file
+    """Loads the parameters of a file of --save-start. Returns its inputs [B, T] and targets [B, T]."""
+    start = torch.load(args.start, weights_only=False)  # the file contains a dict that LibTorch wrote
     inputs, targets = start.pop("inputs"), start.pop("targets")
     model.load_state_dict(dict(start.items()))
     return inputs, targets
@@ -134,31 +135,41 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seq-len", type=int, default=512)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
-    parser.add_argument("--compile", action="store_true", help="needs a C++ compiler")
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--compile", action="store_true", help="use torch.compile, which needs a C++ compiler")
+    parser.add_argument("--steps", type=int, default=10, help="timed steps (default: 10)")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--mlp-dim", type=int, help="default: 256 ceil(int(dim * 4 * 2/3) / 256)")
     parser.add_argument("--vocab", type=int, default=259)
     parser.add_argument(
-        "--expand-k", type=float, default=0.5, help="gla: width of q and k over dim"
+        "--expand-k", type=float, default=0.5, help="gla: width of q and k divided by dim (default: 0.5)"
     )
     parser.add_argument(
-        "--expand-v", type=float, default=2.0, help="retention: width of v over dim"
+        "--expand-v", type=float, default=2.0, help="retention: width of v divided by dim (default: 2)"
     )
     parser.add_argument(
-        "--chunk", type=int, default=32, help="the fastest of 16, 32, 64 and 128 at 6 x 256"
+        "--chunk",
+        type=int,
+        default=32,
+        help="tokens per chunk (default: 32, the fastest of 16, 32, 64 and 128 with 6 layers and dim 256)",
     )
-    parser.add_argument("--sub-chunk", type=int, default=8, help="gla: the faster of 8 and 16")
-    parser.add_argument("--warmup", type=int, default=3)
+    parser.add_argument(
+        "--sub-chunk",
+        type=int,
+        default=8,
+        help="gla and kda: tokens per sub-chunk (default: 8, which is faster than 16)",
+    )
+    parser.add_argument("--warmup", type=int, default=3, help="steps before the timed ones (default: 3)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--start", help="parameters and batch, of bench_train_step --save-start")
+    parser.add_argument(
+        "--start", metavar="FILE", help="parameters and batch that bench_train_step --save-start wrote"
+    )
     args = parser.parse_args()
     if args.mlp_dim is None:
         args.mlp_dim = 256 * math.ceil(int(args.dim * 4 * 2 / 3) / 256)
     args.chunk = min(args.chunk, args.seq_len)
     args.sub_chunk = min(args.sub_chunk, args.chunk)
     if args.seq_len % args.chunk or args.chunk % args.sub_chunk:
-        parser.error("chunk must divide seq-len, sub-chunk must divide chunk")
+        parser.error("--chunk must divide --seq-len, and --sub-chunk must divide --chunk.")
     return args
 
 

@@ -1,14 +1,14 @@
-"""A table of eighteen mixers, trained on the same text with the quickstart's budget
-from two seeds: losses, speed, state, and what it takes to decode a token early and late.
+"""Trains eighteen mixers on the same text with the budget of the quickstart and two seeds. Prints a table of losses,
+speed, state size, and the time to decode a token after a short and after a long context.
 
     launch/quickstart                                     # builds, and writes the text
     cmake --build build/cpu --target bench_decode
     python3 bench/zoo/zoo.py --out sweeps/zoo
 
-Prints Markdown. The losses are those of `halflife sweep --config launch/sweeps/zoo.textproto`, which goes on where it
-was stopped. Speeds are measured afterwards, one program at a time on one thread: the median over
---speed-steps steps of the recipe, and pairs of decode steps after 1,000 and after 10,000 tokens by
-bench_decode, which first checks that decoding is the parallel form.
+Prints Markdown. The losses are those of `halflife sweep --config launch/sweeps/zoo.textproto`, which continues where it
+was stopped. Speeds are measured afterwards, one program at a time on one thread. The training speed is the median over
+--speed-steps steps of the recipe. bench_decode measures decode steps after 1,000 and after 10,000 tokens, and first
+checks that decoding gives the same results as the parallel form.
 """
 
 import argparse
@@ -28,9 +28,10 @@ BIBLE = REPO / "quickstart/king_james_bible.txt"
 
 
 def write_text() -> None:
-    """Chapters are parted by empty lines; every 16th validates."""
+    """Writes the text for training and validation. Chapters are separated by empty lines; every 16th is for
+    validation."""
     if not BIBLE.exists():
-        sys.exit(f"{BIBLE} is not there; launch/quickstart writes it")
+        sys.exit(f"{BIBLE} does not exist. Run launch/quickstart, which writes it.")
     chapters = [chapter for chapter in BIBLE.read_text().split("\n\n") if chapter.strip()]
     TEXT.mkdir(parents=True, exist_ok=True)
     for name, keep in (("train", lambda i: i % 16 != 7), ("validation", lambda i: i % 16 == 7)):
@@ -46,7 +47,7 @@ def run(command: list[str]) -> str:
 
 
 def speed_of(halflife: str, mixer: str, out: pathlib.Path, steps: int) -> float:
-    """Median tokens/s of the recipe's steps."""
+    """Returns the median tokens/s over the steps of the recipe."""
     folder = out / "speed" / mixer
     shutil.rmtree(folder, ignore_errors=True)
     settings = [f"model.mixer={mixer}", f"data.path={out}/datasets/king_james", f"train.steps={steps}",
@@ -67,7 +68,7 @@ def decode_of(binary: str, mixer: str) -> dict:
         text=True,
         check=False,
     )
-    if done.returncode == 2 and "tokens at most" in done.stderr:  # rows are no longer than a filter
+    if done.returncode == 2 and "tokens at most" in done.stderr:  # rows cannot be longer than the mixer's filter
         return json.loads(run([binary, *flags, "--early", "500", "--tokens", "1000"]))
     if done.returncode != 0:
         sys.exit(f"bench_decode {mixer}: {done.stderr}")
@@ -76,9 +77,9 @@ def decode_of(binary: str, mixer: str) -> dict:
 
 def row(mixer: str, runs: list[dict], speed: float, decode: dict) -> str:
     losses = [float(run["val_loss"]) for run in runs]
-    bytes_a_layer = decode["early_state_bytes"] / decode["layers"]
-    later = decode["late_state_bytes"] / decode["layers"]
-    state = f"{bytes_a_layer:,.0f}" + ("" if later == bytes_a_layer else f" to {later:,.0f}")
+    early_bytes = decode["early_state_bytes"] / decode["layers"]
+    late_bytes = decode["late_state_bytes"] / decode["layers"]
+    state = f"{early_bytes:,.0f}" + ("" if late_bytes == early_bytes else f" to {late_bytes:,.0f}")
     early, late = decode["early_ms_per_token"], decode["late_ms_per_token"]
     short = decode["tokens"] < 10000
     times = f"– | – | {late / early:.2f} (500 to 1,000)" if short else (
@@ -91,7 +92,7 @@ def row(mixer: str, runs: list[dict], speed: float, decode: dict) -> str:
 def table(runs: dict[str, list[dict]], speeds: dict, decodes: dict) -> str:
     seeds = [run["seed"] for run in next(iter(runs.values()))]
     head = ["mixer", "parameters", *(f"seed {seed}" for seed in seeds), "mean", "tokens/s",
-            "state, bytes a layer", "decode, ms at 1,000", "at 10,000", "ratio"]  # fmt: skip
+            "state, bytes per layer", "decode, ms at 1,000", "at 10,000", "ratio"]  # fmt: skip
     order = sorted(runs, key=lambda m: statistics.mean(float(run["val_loss"]) for run in runs[m]))
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     lines += [row(mixer, runs[mixer], speeds[mixer], decodes[mixer]) for mixer in order]

@@ -1,6 +1,6 @@
-"""Every mixer of halflife in plain PyTorch, in the fastest eager form: attention in chunks, vectorised over the
-chunks; constant masks that are made once; sums over tokens as products with triangular matrices. Options have
-halflife's defaults, and parameters its names.
+"""Every mixer of halflife in plain PyTorch, in its fastest eager form: attention is vectorised over chunks, constant
+masks are computed once, and sums over tokens are products with triangular matrices. Options have the same defaults,
+and parameters the same names, as in halflife.
 
 Shapes: B batch, T seq_len, H heads, K head_dim of q and k, V head_dim of v, C chunk, N chunks, D
 model_dim.
@@ -13,7 +13,7 @@ from .focus import Fastformer, Leap
 from .pairs import Based, Gau, Rebased, Softmax
 from .recurrent import Mamba, Mamba2, Rwkv4
 
-# Each is made from the program's arguments and the number of its layer: MIXERS["gla"](args, layer).
+# MIXERS["gla"](args, layer) creates the mixer of a layer. `args` are the arguments of pytorch_step.py.
 MIXERS = {
     "retention": Retention,
     "gla": Gla,

@@ -1,4 +1,4 @@
-"""The convolutions: base_conv, gated_conv and hyena. They work on [B, D, T], as PyTorch's do."""
+"""The convolutional mixers: base_conv, gated_conv and hyena. They convolve [B, D, T], as PyTorch does."""
 
 import argparse
 import math
@@ -11,7 +11,7 @@ from .layers import CausalConv, linear
 
 
 class BaseConv(nn.Module):
-    """conv(u) * (W u + b) + u, 3 taps."""
+    """Computes conv(u) * (W u + b) + u with 3 taps."""
 
     def __init__(self, args: argparse.Namespace, layer: int):
         super().__init__()
@@ -24,7 +24,7 @@ class BaseConv(nn.Module):
 
 
 class GatedConv(nn.Module):
-    """W_o (silu(conv(u)) * g) + b_o with (u, g) = W_in x + b_in, each twice as wide as x."""
+    """Computes W_o (silu(conv(u)) * g) + b_o with (u, g) = W_in x + b_in, each twice as wide as x."""
 
     def __init__(self, args: argparse.Namespace, layer: int):
         super().__init__()
@@ -47,7 +47,8 @@ class Sine(nn.Module):
 
 
 class SineFilter(nn.Module):
-    """A filter as long as the row, made from positions, under a window exp(-rate t) a channel."""
+    """A filter as long as the row, which a network computes from positions. It is multiplied by a window exp(-rate t)
+    with one rate per channel."""
 
     LENGTH, WIDTH = 1024, 64
     WINDOW_END, SLOWEST, FASTEST = 0.01, 1.5, 0.3
@@ -55,13 +56,13 @@ class SineFilter(nn.Module):
     def __init__(self, dim: int, seq_len: int):
         super().__init__()
         self.bias = nn.Parameter(torch.randn(dim))
-        self.pos_emb = nn.ParameterDict({"z": torch.zeros(1, self.LENGTH, 3)})  # of --start
+        self.pos_emb = nn.ParameterDict({"z": torch.zeros(1, self.LENGTH, 3)})  # loaded by --start
         width = self.WIDTH
         layers = [linear(3, width, True), linear(width, width, True), linear(width, width, True)]
         self.implicit_filter = nn.ModuleDict(
             {
                 **{str(2 * i): layer for i, layer in enumerate(layers)},
-                "1": Sine(width),  # after each of the three
+                "1": Sine(width),  # used after each of the three layers
                 "6": linear(width, dim),
             }
         )

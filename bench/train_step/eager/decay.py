@@ -24,8 +24,8 @@ GATE_NORMALISER = 16
 
 
 class Gated(nn.Module):
-    """Shared by retention and gla: q, k and v; and for the output a norm of each head, the gate silu(g) and a
-    projection."""
+    """The part that retention and gla share: the projections of q, k and v, and for the output a norm of each head, the
+    gate silu(g) and a projection."""
 
     def __init__(self, dim: int, key_dim: int, value_dim: int, heads: int):
         super().__init__()
@@ -40,7 +40,7 @@ class Gated(nn.Module):
 
 
 class Retention(Gated):
-    """One constant decay per head, gamma_h = 1 - 2^(-5-h): every decay mask is a constant."""
+    """One constant decay per head, gamma_h = 1 - 2^(-5-h), so all decay masks are constants."""
 
     def __init__(self, args: argparse.Namespace, layer: int):
         super().__init__(args.dim, args.dim, int(args.dim * args.expand_v), args.heads)
@@ -77,8 +77,8 @@ class Retention(Gated):
 
 
 class RetNet(Retention):
-    """The same in torchscale's form: its angles, no weight of the norm, and rows divided by the
-    root of their decays' sum, which a constant factor of each query is."""
+    """Retention in torchscale's form: with torchscale's angles, a norm without weights, and rows divided by the square
+    root of the sum of their decays. This divisor is a constant factor of each query."""
 
     def __init__(self, args: argparse.Namespace, layer: int):
         super().__init__(args, layer)
@@ -97,7 +97,7 @@ class RetNet(Retention):
 
 
 class Gla(Gated):
-    """A decay for every token and channel."""
+    """One decay per token and channel."""
 
     def __init__(self, args: argparse.Namespace, layer: int):
         key_dim = int(args.dim * args.expand_k)
@@ -122,8 +122,7 @@ class Gla(Gated):
         total = log_decay.cumsum(3)  # [B, H, N, C, K]
         chunk_total = total[:, :, :, -1:]
         added = (k * torch.exp(chunk_total - total)).transpose(-1, -2) @ v  # [B, H, N, K, V]
-        # state[n] = sum over m < n of exp(log decay of chunks m+1 .. n-1) added[m], channel by
-        # channel
+        # state[n] = sum over m < n of exp(log decay of chunks m+1 .. n-1) added[m], for each channel
         cumulated = chunk_total.squeeze(3).cumsum(2)  # [B, H, N, K]
         start = cumulated - chunk_total.squeeze(3)
         carry = torch.exp(
@@ -137,7 +136,7 @@ class Gla(Gated):
 
 
 class Normalised(nn.Module):
-    """Shared by linear_attention and d2d: weights of features elu(x) + 1, divided by their sum."""
+    """The part that linear_attention and d2d share: weights from the features elu(x) + 1, divided by their sum."""
 
     def __init__(self, args: argparse.Namespace, bias: bool):
         super().__init__()
@@ -148,7 +147,7 @@ class Normalised(nn.Module):
         self.register_buffer("causal", lower(args.chunk), persistent=False)  # [C, C]
 
     def features(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k and v of all chunks, [B, H, N, C, *]."""
+        """Returns q, k and v of all chunks, [B, H, N, C, *]."""
         q, k, v = (split_heads(y(x), self.heads) for y in (self.q_proj, self.k_proj, self.v_proj))
         return tuple(to_chunks(y, self.chunk) for y in (F.elu(q) + 1, F.elu(k) + 1, v))
 
@@ -180,9 +179,9 @@ class LinearAttention(Normalised):
 
 
 class D2d(Normalised):
-    """A constant decay a channel, exp(ld) with ld = -2^(-H/h) - Ps, Ps trained. Tokens i and j of
-    chunks n and m meet at the middles c of their chunks: ld (i - c), ld (c - j) and ld C (n - m),
-    so that the largest exponent within a chunk is C/2 times the fastest decay, 8."""
+    """One decay per channel, exp(ld) with ld = -2^(-H/h) - Ps, where Ps is trained. The exponent for tokens i and j of
+    chunks n and m is split at the centres c of their chunks: ld (i - c) + ld (c - j) + ld C (n - m). The largest
+    exponent within a chunk is then C/2 times the fastest decay: 8 with C = 32."""
 
     EPS = 1e-30
 

@@ -24,9 +24,9 @@ TAPS = 4
 
 
 class Delta(nn.Module):
-    """Shared by the three: projections with short convolutions, the chunks and the output norm. In a chunk, the values
-    that are written solve a triangular system, whose right sides are all values and keys at once; the state passes
-    from chunk to chunk."""
+    """The part that the three mixers share: projections with short convolutions, the algorithm in chunks, and the
+    output norm. The values that a chunk writes solve a triangular system, whose right-hand sides are all values and
+    keys of the chunk. The state is passed from chunk to chunk."""
 
     def __init__(self, args: argparse.Namespace, layer: int):
         super().__init__()
@@ -43,7 +43,7 @@ class Delta(nn.Module):
         self.register_buffer("before", lower(self.chunk, -1), persistent=False)  # [C, C]
 
     def project(self, x: Tensor) -> list[Tensor]:
-        """q, k and v of all chunks, [B, H, N, C, K]."""
+        """Returns q, k and v of all chunks, [B, H, N, C, K]."""
         results = []
         for matrix, conv in (
             (self.q_proj, self.q_conv1d),
@@ -62,7 +62,8 @@ class Delta(nn.Module):
         return self.gate_to_chunks(torch.sigmoid(self.b_proj(x)))
 
     def solve(self, keys: Tensor, beta: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """(I + beta keys)^-1 beta [k, v], where keys [B, H, N, C, C] are the strictly lower products of keys."""
+        """Returns (I + beta keys)^-1 beta [k, v]. keys [B, H, N, C, C] is the strict lower triangle of products of
+        keys."""
         right = torch.cat([k, v], -1) * beta
         written = torch.linalg.solve_triangular(
             keys * beta, right, upper=False, unitriangular=True
@@ -103,7 +104,7 @@ class DeltaNet(Delta):
 
 
 class GatedDeltaNet(Delta):
-    """A decay for every token and head."""
+    """One decay per token and head."""
 
     def __init__(self, args: argparse.Namespace, layer: int):
         super().__init__(args, layer)
@@ -116,7 +117,7 @@ class GatedDeltaNet(Delta):
         log_decay = -self.A_log.exp() * F.softplus(self.a_proj(x) + self.dt_bias)
         total = self.gate_to_chunks(log_decay).cumsum(3)  # [B, H, N, C, 1]
         last = total[:, :, :, -1:]
-        # The exponents above the diagonal, which would overflow, are masked before.
+        # The exponents above the diagonal would overflow, so they are masked before exp, too.
         between = torch.exp((total - total.transpose(-1, -2)) * self.causal) * self.causal
         k_start = k * total.exp()
         keys = k @ k.transpose(-1, -2) * between * self.before
@@ -134,7 +135,7 @@ class GatedDeltaNet(Delta):
 
 
 class Kda(Delta):
-    """A decay for every token and key channel; a gate of low rank."""
+    """One decay per token and key channel, and an output gate of low rank."""
 
     def __init__(self, args: argparse.Namespace, layer: int):
         super().__init__(args, layer)

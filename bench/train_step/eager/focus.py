@@ -1,4 +1,4 @@
-"""The pools over windows: leap and fastformer, as their presets leap_v101 and fastformer_latest."""
+"""The mixers that pool over windows: leap and fastformer, with the presets leap_v101 and fastformer_latest."""
 
 import argparse
 
@@ -7,19 +7,19 @@ from torch import Tensor, nn
 
 from .layers import linear, lower, split_heads
 
-EPS = 1e-5  # of the sums, and of the standardisation
+EPS = 1e-5  # for sums of weights and for the standardisation
 
 
 def standardise(x: Tensor) -> Tensor:
-    """(x - mean) / (std + eps) over the last dim, the std unbiased."""
+    """Returns (x - mean) / (std + eps) over the last dimension, with the unbiased std."""
     variance, mean = torch.var_mean(x, -1, keepdim=True)
     return (x - mean) / (variance.sqrt() + EPS)
 
 
 class Pool(nn.Module):
-    """The mean of u over a window with weights e^l. Sums over all earlier tokens are products with
-    triangular matrices, faster than cumsum; over a window of 2^n tokens n additions, faster than
-    differences of cumulative sums."""
+    """The mean of u over a window with weights e^l. Sums over all earlier tokens are products with triangular matrices,
+    which are faster than cumsum. Sums over a window of 2^n tokens take n additions, which are faster than differences
+    of cumulative sums."""
 
     def __init__(self, args: argparse.Namespace, window: int):
         super().__init__()
@@ -50,7 +50,7 @@ class Leap(nn.Module):
         super().__init__()
         self.heads, self.scale = args.heads, self.RESCALE * args.heads / args.dim
         self.projections = linear(args.dim, 4 * args.dim)
-        window = 0 if layer % 4 == 0 else 4 << ((layer + 3) % 4)  # all, 4, 8, 16, over and over
+        window = 0 if layer % 4 == 0 else 4 << ((layer + 3) % 4)  # all, 4, 8, 16, all, 4, ...
         self.pool = Pool(args, window)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What several of the mixers are made of."""
+"""Layers and functions that several mixers share."""
 
 import math
 
@@ -26,11 +26,11 @@ class RmsNorm(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Half-split rotary position code over the whole head."""
+    """Rotary position embedding of whole heads, which rotates the channels j and j + d/2 of a head together."""
 
     def __init__(self, head_dim: int, seq_len: int, frequency: Tensor | None = None):
         super().__init__()
-        if frequency is None:  # of the pairs
+        if frequency is None:  # one frequency per pair
             frequency = ROTARY_BASE ** (-torch.arange(0, head_dim, 2).float() / head_dim)
         angle = torch.outer(torch.arange(seq_len).float(), frequency)
         self.register_buffer(
@@ -46,29 +46,30 @@ class Rotary(nn.Module):
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
-    """[..., H d] -> [..., H, d]."""
+    """Reshapes [..., H d] to [..., H, d]."""
     return x.unflatten(-1, (heads, -1))
 
 
 def to_chunks(x: Tensor, chunk: int) -> Tensor:
-    """[B, T, H, X] -> [B, H, N, C, X]."""
+    """Reshapes [B, T, H, X] to [B, H, N, C, X]."""
     batch, seq_len, heads, dim = x.shape
     return x.view(batch, seq_len // chunk, chunk, heads, dim).permute(0, 3, 1, 2, 4).contiguous()
 
 
 def from_chunks(x: Tensor) -> Tensor:
-    """[B, H, N, C, X] -> [B, T, H, X]."""
+    """Reshapes [B, H, N, C, X] to [B, T, H, X]."""
     batch, heads, num_chunks, chunk, dim = x.shape
     return x.permute(0, 2, 3, 1, 4).reshape(batch, num_chunks * chunk, heads, dim)
 
 
 def lower(size: int, diagonal: int = 0) -> Tensor:
-    """Ones on and below a diagonal, [size, size]: times x, the sums up to each row of x."""
+    """Returns a matrix [size, size] with ones on and below a diagonal. Its product with x has the cumulative sums of
+    x."""
     return torch.ones(size, size).tril(diagonal)
 
 
 class CausalConv(nn.Module):
-    """A depthwise convolution of a few taps over [B, C, T], the last tap on the token itself."""
+    """A depthwise convolution over [B, C, T]. Its last tap is for the current token."""
 
     def __init__(self, channels: int, taps: int, bias: bool):
         super().__init__()
@@ -81,15 +82,15 @@ class CausalConv(nn.Module):
 
 
 class ChannelScores(nn.Module):
-    """q_i k_j of the pairs of a chunk, where each channel decays from token j to token i. Pairs of tokens in different
-    sub-chunks of C_s tokens meet at the later sub-chunk's start, so both exponents are <= 0; pairs within a sub-chunk
-    are formed channel by channel."""
+    """Computes q_i k_j for all pairs of a chunk, where each channel decays from token j to token i. For tokens of
+    different sub-chunks, the exponent is split at the start of the later sub-chunk of Cs tokens, so both parts are <=
+    0. For tokens of the same sub-chunk, the decays are computed for each channel and pair."""
 
     def __init__(self, chunk: int, sub: int):
         super().__init__()
         self.split = (chunk // sub, sub)
         position, start = torch.arange(chunk), torch.arange(0, chunk, sub)
-        # earlier[s, j]: token j is before sub-chunk s. 0 or -inf, added to an exponent.
+        # earlier[s, j]: 0 if token j is before sub-chunk s, otherwise -inf. It is added to an exponent.
         earlier = torch.where(position[None, :] < start[:, None], 0.0, -math.inf)
         self.register_buffer("earlier", earlier[:, :, None], persistent=False)  # [S, C, 1]
         causal = torch.where(
@@ -98,8 +99,8 @@ class ChannelScores(nn.Module):
         self.register_buffer("causal", causal[:, :, None], persistent=False)  # [Cs, Cs, 1]
 
     def forward(self, q: Tensor, k: Tensor, log_decay: Tensor, total: Tensor) -> Tensor:
-        """[B, H, N, C, C] from q, k and the cumulated log decay within the chunk, all [B, H, N, C,
-        K]."""
+        """Returns scores [B, H, N, C, C]. All arguments are [B, H, N, C, K]; `total` is the cumulative sum of
+        `log_decay` within a chunk."""
         sub_total = total.unflatten(3, self.split)  # [B, H, N, S, Cs, K]
         at_start = sub_total[..., :1, :] - log_decay.unflatten(3, self.split)[..., :1, :]
         q_sub, k_sub = q.unflatten(3, self.split), k.unflatten(3, self.split)

@@ -1,5 +1,4 @@
-"""The mixers that weigh pairs of tokens: softmax, gau, and those with a similarity of degree 2, based
-and rebased."""
+"""The mixers that compute a weight for each pair of tokens: softmax, gau, based and rebased."""
 
 import argparse
 
@@ -26,9 +25,9 @@ class Softmax(nn.Module):
 
 
 class Gau(nn.Module):
-    """One head with wide values. Blocks of 128 queries against the keys up to them take 0.75 of the
-    time of LibTorch's fused attention, which goes another way for values wider than keys, and 0.8
-    of that of one square of all pairs (B 8, T 512, values of 512, one thread)."""
+    """One head with wide values. Each block of 128 queries is multiplied by its keys and all earlier ones. This takes
+    0.75 of the time of LibTorch's fused attention, which is slow for values wider than keys, and 0.8 of the time of one
+    product of all pairs (B 8, T 512, 512 channels of values, one thread)."""
 
     BLOCK, KEYS = 128, 128
 
@@ -41,7 +40,7 @@ class Gau(nn.Module):
         self.q_gain, self.k_gain = (nn.Parameter(torch.ones(self.KEYS)) for _ in range(2))
         self.rotary = Rotary(self.KEYS, args.seq_len)
         hidden = torch.full((self.block, self.block), -torch.inf).triu(1)
-        self.register_buffer("hidden", hidden, persistent=False)  # of a block and itself
+        self.register_buffer("hidden", hidden, persistent=False)  # for the keys of the block itself
 
     def forward(self, x: Tensor) -> Tensor:
         u, v, z = (F.silu(layer(x)) for layer in (self.u_proj, self.v_proj, self.z_proj))
@@ -56,9 +55,9 @@ class Gau(nn.Module):
 
 
 class Polynomial(nn.Module):
-    """What based and rebased share: weights of degree 2 in q.k, divided by their sum. Blocks of 64
-    queries against the keys up to them take less time at T 512 than chunks with packed features of
-    q and k, or than one square of all pairs."""
+    """The part that based and rebased share: weights of degree 2 in q.k, divided by their sum. Each block of 64 queries
+    is multiplied by its keys and all earlier ones. At T 512 this is faster than chunks with packed features of q and k,
+    and faster than one product of all pairs."""
 
     BLOCK, FEATURES, EPS = 64, 16, 1e-12
 
@@ -68,10 +67,10 @@ class Polynomial(nn.Module):
         keys, values = args.heads * self.FEATURES, args.dim // args.heads * args.heads
         self.q_proj, self.k_proj = linear(args.dim, keys), linear(args.dim, keys)
         self.v_proj, self.o_proj = linear(args.dim, values), linear(values, args.dim)
-        self.register_buffer("causal", lower(self.block), persistent=False)  # of a block and itself
+        self.register_buffer("causal", lower(self.block), persistent=False)  # for the keys of the block itself
 
     def heads_of(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[B, H, T, *] each, of v with a column of ones."""
+        """Returns q, k and v as [B, H, T, *]. v has an additional channel of ones, whose sum is the divisor."""
         q, k, v = (split_heads(y, self.heads).transpose(1, 2) for y in (q, k, v))
         v = torch.cat([v, torch.ones_like(v[..., :1])], -1)
         return (q * self.FEATURES**-0.5).contiguous(), k.contiguous(), v
@@ -94,7 +93,7 @@ class Based(Polynomial):
         super().__init__(args)
 
     def similarity(self, s: Tensor) -> Tensor:
-        return (s + 1).square() + 1  # twice 1 + s + s^2 / 2, in fewer passes
+        return (s + 1).square() + 1  # 2 (1 + s + s^2 / 2), in fewer passes; the division cancels the factor 2
 
     def forward(self, x: Tensor) -> Tensor:
         return self.attend(self.q_proj(x), self.k_proj(x), self.v_proj(x))
@@ -110,7 +109,7 @@ class LayerNorm(nn.Module):
 
 
 class Rebased(Polynomial):
-    """The norm goes over all heads' channels together."""
+    """The norm of q and k covers the channels of all heads together."""
 
     def __init__(self, args: argparse.Namespace, layer: int):
         super().__init__(args)

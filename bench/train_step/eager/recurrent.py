@@ -11,15 +11,15 @@ from .layers import CausalConv, RmsNorm, linear, split_heads
 
 
 class Rwkv4(nn.Module):
-    """A channel's decay w is the same for all tokens, so its sums are products with matrices of
-    e^((i - j) w): [C, C] within a chunk, [N, N] between chunks. Keys are less their row's largest;
-    keys of a channel that lie 80 and more below it are lost, which halflife's are not."""
+    """The decay w of a channel is the same for all tokens, so sums are products with matrices of e^((i - j) w): [C, C]
+    within a chunk, and [N, N] between chunks. The largest key of a row and channel is subtracted from all of them. Keys
+    that are smaller by 80 or more are lost here, but not in halflife."""
 
     def __init__(self, args: argparse.Namespace, layer: int):
         super().__init__()
         dim, self.chunk = args.dim, args.chunk
         self.time_decay, self.time_first, self.time_mix_k, self.time_mix_v, self.time_mix_r = (
-            nn.Parameter(torch.zeros(dim)) for _ in range(5)  # of --start
+            nn.Parameter(torch.zeros(dim)) for _ in range(5)  # loaded by --start
         )
         self.key, self.value, self.receptance, self.output = (linear(dim, dim) for _ in range(4))
         self.register_buffer("within", self.distances(args.chunk), persistent=False)
@@ -32,12 +32,12 @@ class Rwkv4(nn.Module):
 
     @staticmethod
     def distances(size: int) -> Tensor:
-        """Tokens between i and j < i, i - j - 1, [size, size]."""
+        """Returns the number of tokens between i and j < i, which is i - j - 1, as a matrix [size, size]."""
         place = torch.arange(size).float()
         return (place[:, None] - place - 1).clamp(min=0)
 
     def sums(self, x: Tensor, log_decay: Tensor) -> Tensor:
-        """Decayed sums over the tokens before each, [D, T, X]; log_decay [D, 1]."""
+        """Returns the decayed sum over the tokens before each token, [D, T, X]. log_decay is [D, 1]."""
         within = torch.exp(log_decay[..., None] * self.within).tril(-1)  # [D, C, C]
         between = torch.exp(log_decay[..., None] * self.between).tril(-1)  # [D, N, N]
         to_end = torch.exp(log_decay * (self.chunk - 1 - self.place))  # [D, C]
@@ -73,8 +73,8 @@ class Rwkv4(nn.Module):
 
 
 class Mamba(nn.Module):
-    """Token by token: the states of one token [B, I, N] stay in the cache, where those of all
-    tokens, which a scan in chunks passes over a dozen times, go to memory and back."""
+    """Runs token by token, because the states of one token [B, I, N] stay in the cache. A scan in chunks reads and
+    writes the states of all tokens about a dozen times, from and to memory."""
 
     STATES, TAPS, EXPAND = 16, 4, 2
 
@@ -90,7 +90,7 @@ class Mamba(nn.Module):
         self.out_proj = linear(inner, args.dim)
 
     def scan(self, x: Tensor, step: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        """x and step [B, T, I], b and c [B, T, N] -> [B, T, I]."""
+        """Returns [B, T, I]. x and step are [B, T, I]; b and c are [B, T, N]."""
         a = -torch.exp(self.A_log)
         added = step * x
         state = torch.zeros(x.shape[0], *a.shape)
@@ -112,8 +112,8 @@ class Mamba(nn.Module):
 
 
 class Mamba2(nn.Module):
-    """One decay per head and token, as in SSD: a masked product within each chunk, which the heads share up to the
-    decays, and the states of the chunks as one product with their decays [N, N]."""
+    """One decay per head and token, computed as in SSD: within a chunk, a product C B^T that all heads share,
+    multiplied by the decays of each head; between chunks, a product of the chunks' states with their decays [N, N]."""
 
     STATES, TAPS, EXPAND = 128, 4, 2
 
@@ -133,7 +133,7 @@ class Mamba2(nn.Module):
         self.register_buffer("before", before, persistent=False)  # [N, N]
 
     def scan(self, x: Tensor, step: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        """x [B, T, H, P], step [B, T, H], b and c [B, T, S] -> [B, T, H, P]."""
+        """Returns [B, T, H, P]. x is [B, T, H, P], step is [B, T, H], and b and c are [B, T, S]."""
         batch, seq_len, heads, width = x.shape
         split = (seq_len // self.chunk, self.chunk)
         b, c = b.unflatten(1, split).unsqueeze(1), c.unflatten(1, split).unsqueeze(1)
