@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Runs the binary with damaged, replaced and missing files, and with I/O that fails.
 
-  hostile_folders_test.py --halflife build/cpu/src/cli/halflife              # a short form
+  hostile_folders_test.py --halflife build/cpu/src/cli/halflife              # a short test
   hostile_folders_test.py --halflife ... --run-mutations 300 --dataset-mutations 150 \\
-      --io-errors 60 --seed 5                                                # about twenty minutes
+      --io-errors 60 --seed 5                                                # a long test: 20 minutes
   hostile_folders_test.py --halflife ... --seed 5 --only run-17              # repeats one case
 
 A case damages one file or folder of a small run or dataset and then starts one to three commands, or
@@ -49,7 +49,7 @@ class Session:
         return commands.Place(lab, folder)
 
     def mutate(self, part, number, target, action, lab):
-        """One case of damage: (counts, lines to print)."""
+        """Runs one case of damage. Returns counts and the lines to print."""
         name = f"{part}-{number}"
         rng = random.Random(f"{self.options.seed}/{name}")
         place = self.place(name, lab)
@@ -73,7 +73,7 @@ class Session:
         result = self.halflife.run(command.arguments(place), place.folder)
         problems = commands.judge(command, place, result)
         problems += verdict.changes(place.outside, before)
-        counts["faults" if problems else "noticed" if verdict.noticed(result) else "harmless"] += 1
+        counts[verdict.category(problems, result)] += 1
         lines += [self.describe(name, f"{what}, {command.name}", problem, result)
                   for problem in problems]
 
@@ -111,7 +111,7 @@ class Session:
             total.update(counts)
             for line in lines:
                 print(line, flush=True)
-        print(f"{title}: {total.total()} tried, {total['noticed']} noticed, "
+        print(f"{title}: {total.total()} commands, {total['reported']} reported the damage, "
               f"{total['harmless']} harmless, {total['faults']} faults", flush=True)
         return total["faults"]
 
@@ -122,12 +122,14 @@ def parse_arguments():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--run-mutations", type=int, default=60, metavar="N")
     parser.add_argument("--dataset-mutations", type=int, default=30, metavar="N")
-    parser.add_argument("--io-errors", type=int, default=3, metavar="N", help="of each operation")
+    parser.add_argument("--io-errors", type=int, default=3, metavar="N",
+                        help="cases of each operation (default: 3)")
     parser.add_argument("--io-operations", default=",".join(io_errors.OPERATIONS), metavar="NAMES")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--limit", type=float, default=60, help="seconds of one command")
-    parser.add_argument("--only", metavar="CASE", help="one case, e.g. run-17 or io-train-3")
-    parser.add_argument("--keep", action="store_true", help="keep the folders of faults")
+    parser.add_argument("--limit", type=float, default=60,
+                        help="time limit of a command in seconds (default: 60)")
+    parser.add_argument("--only", metavar="CASE", help="run one case, e.g. run-17 or io-train-3")
+    parser.add_argument("--keep", action="store_true", help="keep the folders of cases with faults")
     return parser.parse_args()
 
 
@@ -144,7 +146,7 @@ def main():
                                    session.mutation_cases("data", options.dataset_mutations))
         faults += io_errors.run(session)
         for lab in session.labs:
-            if not lab.unharmed():
+            if not lab.is_unchanged():
                 faults += 1
                 print(f"FAULT: the shared {lab.tokenizer} dataset or run was changed by a case")
     finally:

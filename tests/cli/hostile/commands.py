@@ -2,7 +2,7 @@
 
     command = RUN_COMMANDS[0]
     result = halflife.run(command.arguments(place), place.folder)
-    problems = command.wrong(place, result)     # only after exit 0: a reported failure is fine
+    problems = command.check(place, result)     # only after exit 0: a reported failure is fine
 """
 
 import dataclasses
@@ -20,10 +20,10 @@ class Place:
     """A case's own folder: copies of the lab's run and dataset, outputs, and unrelated files."""
     lab: Lab
     folder: pathlib.Path
-    target: str = ""  # what was maltreated, relative to the run or the dataset
-    choice: int = 0  # among forms of a command
-    lines_before: list = dataclasses.field(default_factory=list)  # of metrics.jsonl
-    right_before: list = dataclasses.field(default_factory=list)  # steps
+    target: str = ""  # the damaged file or folder, relative to the run or the dataset
+    choice: int = 0  # selects one form of a command
+    lines_before: list = dataclasses.field(default_factory=list)  # metrics.jsonl before the command
+    right_before: list = dataclasses.field(default_factory=list)  # right_steps() before the command
 
     def remember(self):
         """Records the state to compare the next command with."""
@@ -57,16 +57,16 @@ class Place:
 
     def intact_steps(self):
         """Returns the steps whose weights and manifest are unchanged, byte for byte."""
-        whole = []
+        intact = []
         for step, path in self.steps().items():
             files = {name: self.lab.steps[step][name]
                      for name in ("manifest.pb", "rank_00000.safetensors")}
             if all(read_bytes(path / name) == data for name, data in files.items()):
-                whole.append(step)
-        return whole
+                intact.append(step)
+        return intact
 
 
-def no_judge(place, result):
+def accept_any(place, result):
     return []
 
 
@@ -74,22 +74,22 @@ def no_judge(place, result):
 class Command:
     name: str
     arguments: Callable
-    wrong: Callable = no_judge
+    check: Callable = accept_any
     weight: int = 1
-    changes: bool = False  # later commands would see the change
+    changes: bool = False  # the command changes the folder, so it must come last
 
 
 # Training.
 
 
 def first_step(result):
-    """Returns the steps that an attempt trained."""
+    """Returns the first step that an attempt trained."""
     resumed = re.search(r"resumed from .*, step (\d+)$", result.err, re.M)
     return int(resumed[1]) + 1 if resumed else 1
 
 
-def wrong_training(last):
-    """From any step, the same seed and data lead to the same bits."""
+def check_training(last):
+    """Returns a check: training from any step with the same seed and data gives the same bits."""
     def judge(place, result):
         problems = []
         if tensors(place.run / "ckpt" / step_name(last)) != place.lab.tensors[last]:
@@ -103,16 +103,16 @@ def wrong_training(last):
                                     f"{truth.get(line.get('step'))}")
         # If lines cannot be written, the run continues and warns.
         if lines is not None and "lines of metrics.jsonl are lost" not in result.err:
-            said = {line.get("step") for line in new if "loss" in line}
+            logged = {line.get("step") for line in new if "loss" in line}
             problems += [f"metrics.jsonl lacks step {step}"
-                         for step in range(first_step(result), last + 1) if step not in said]
+                         for step in range(first_step(result), last + 1) if step not in logged]
         return problems
     return judge
 
 
-def wrong_own_recipe(place, result):
+def check_own_recipe(place, result):
     # A changed digit of a recipe cannot be detected, unless the checkpoint contradicts it.
-    return [] if place.target == "config.textproto" else wrong_training(6)(place, result)
+    return [] if place.target == "config.textproto" else check_training(6)(place, result)
 
 
 def own_recipe(place):
@@ -126,25 +126,25 @@ def outcome_command(name, weight=1):
     def arguments(place):
         return place.lab.read_only_commands(place.run, place.data, place.out)[name]
 
-    def wrong(place, result):
-        said = place.lab.outcome(name, place.out, result)
-        if said in place.lab.outcomes[name]:
+    def check(place, result):
+        outcome = place.lab.outcome(name, place.out, result)
+        if outcome in place.lab.outcomes[name]:
             return []
-        if name == "export" and "no tokenizer" in result.out:  # it says what is missing
-            return wrong_weights(place, said)
-        return [f"{name} differs from that of every whole step"]
-    return Command(name, arguments, wrong, weight)
+        if name == "export" and "no tokenizer" in result.out:  # the missing tokenizer was reported
+            return check_weights(place, outcome)
+        return [f"{name} differs from the results of all undamaged steps"]
+    return Command(name, arguments, check, weight)
 
 
-def wrong_weights(place, said):
-    whole = [outcome["model.safetensors"] for outcome in place.lab.outcomes["export"]]
-    return [] if said.get("model.safetensors") in whole else ["export: other weights"]
+def check_weights(place, outcome):
+    weights = [reference["model.safetensors"] for reference in place.lab.outcomes["export"]]
+    return [] if outcome.get("model.safetensors") in weights else ["export: wrong weights"]
 
 
 # ckpt.
 
 
-FOR_PEOPLE = ("manifest.txtpb", "XXH128SUMS")  # a step without them may pass, and may not
+OPTIONAL = ("manifest.txtpb", "XXH128SUMS")  # `verify` may accept or reject a step without them
 
 
 def altered(place, step):
@@ -152,7 +152,7 @@ def altered(place, step):
     path = place.steps()[step]
     for name, data in place.lab.steps[step].items():
         absent = not (path / name).is_symlink() and not (path / name).exists()
-        if read_bytes(path / name) != data and not (absent and name in FOR_PEOPLE):
+        if read_bytes(path / name) != data and not (absent and name in OPTIONAL):
             return name
     return None
 
@@ -167,27 +167,27 @@ def verify(place):
     return ["ckpt", "verify", *[path for path in place.steps().values() if path.is_dir()]]
 
 
-def wrong_verify(place, result):
-    """Also called after failures, because damage of one step must not hide a false OK of another."""
+def check_verify(place, result):
+    """Is also called after failures, because damage of one step must not hide a wrong OK of another."""
     problems = []
     for step, path in place.steps().items():
         name = altered(place, step)
         if name and f"OK {path}:" in result.out:
-            problems.append(f"OK of step {step}, whose {name} was altered")
+            problems.append(f"verify accepts step {step}, whose {name} was altered")
         if f"DAMAGED {path}:" in result.out and is_whole(place, step):
-            problems.append(f"DAMAGED for step {step}, which is whole")
+            problems.append(f"verify rejects step {step}, which is not damaged")
     return problems
 
 
-def wrong_ls(place, result):
+def check_ls(place, result):
     rows = {int(match[1]): match[2] for match in re.finditer(r"^(\d+) +(\S+)", result.out, re.M)}
-    return [f"ls calls step {step} ok, whose manifest.pb was altered"
+    return [f"ls lists step {step} as ok, whose manifest.pb was altered"
             for step in STEPS if rows.get(step) == "ok" and altered(place, step) == "manifest.pb"]
 
 
-def wrong_ckpt_inspect(place, result):
+def check_ckpt_inspect(place, result):
     same = result.out.replace(str(place.folder), "") == place.lab.texts["ckpt inspect"]
-    return [] if same else ["ckpt inspect says other things of the step"]
+    return [] if same else ["ckpt inspect describes the step wrongly"]
 
 
 def diff(place):
@@ -195,15 +195,15 @@ def diff(place):
             place.lab.run / "ckpt" / step_name(6), "--bitwise"]
 
 
-def wrong_diff(place, result):
+def check_diff(place, result):
     same = tensors(place.run / "ckpt" / step_name(6)) == place.lab.tensors[6]
-    return [] if same else ["ckpt diff calls different weights equal"]
+    return [] if same else ["ckpt diff reports different weights as equal"]
 
 
-def wrong_prune(place, result):
-    """It reads no weights, so it may count a damaged step, but one good step must remain."""
+def check_prune(place, result):
+    """prune reads no weights, so it may keep a damaged step, but one good step must remain."""
     lost = place.right_before and not place.right_steps()
-    return ["prune left no step that is whole"] if lost else []
+    return ["prune left no undamaged step"] if lost else []
 
 
 # Descriptions.
@@ -215,17 +215,17 @@ def inspect(place):
     return ["inspect", place.run / below[place.choice % len(below)]]
 
 
-def wrong_json(place, result):
+def check_json(place, result):
     try:
         json.loads(result.out)
         return []
     except ValueError:
-        return ["inspect --json printed no JSON"]
+        return ["the output of inspect --json is not JSON"]
 
 
-def wrong_page(place, result):
+def check_page(place, result):
     page = read_bytes(place.out / "report.html") or b""
-    return [] if page.rstrip().endswith(b"</html>") else ["report wrote half a page"]
+    return [] if page.rstrip().endswith(b"</html>") else ["report wrote an incomplete page"]
 
 
 # Datasets.
@@ -235,14 +235,14 @@ def inspect_data(place):
     return ["inspect", place.data / ["", place.target][place.choice % 2]]
 
 
-def wrong_data_text(place, result):
+def check_data_text(place, result):
     if place.choice % 2:
         return []
     same = result.out.replace(str(place.folder), "") == place.lab.texts["inspect dataset"]
-    return [] if same else ["inspect says other things of the dataset"]
+    return [] if same else ["inspect describes the dataset wrongly"]
 
 
-def wrong_dry_run(place, result):
+def check_dry_run(place, result):
     same = result.out.replace(str(place.folder), "") == place.lab.texts["dry run"]
     return [] if same else ["the dry run differs"]
 
@@ -251,49 +251,49 @@ def prepare_again(place):
     return place.lab.prepare_command(place.out / "data", place.data / "tokenizer")
 
 
-def wrong_prepared(place, result):
+def check_prepared(place, result):
     if place.target.startswith("tokenizer"):
-        return []  # it is the input, and as good a tokenizer as any other
+        return []  # the damaged tokenizer is the input, and may be a valid one
     same = tree(place.out / "data") == place.lab.data_tree
-    return [] if same else ["prepare with the dataset's tokenizer makes another dataset"]
+    return [] if same else ["prepare with the dataset's tokenizer gives a different dataset"]
 
 
 RUN_COMMANDS = [
-    Command("verify", verify, wrong_verify, weight=4),
-    Command("ls", lambda p: ["ckpt", "ls", p.run], wrong_ls),
+    Command("verify", verify, check_verify, weight=4),
+    Command("ls", lambda p: ["ckpt", "ls", p.run], check_ls),
     Command("ckpt inspect", lambda p: ["ckpt", "inspect", p.run / "ckpt" / step_name(6)],
-            wrong_ckpt_inspect),
-    Command("diff", diff, wrong_diff),
+            check_ckpt_inspect),
+    Command("diff", diff, check_diff),
     outcome_command("score", 2),
     outcome_command("eval", 2),
     outcome_command("generate"),
     outcome_command("export", 2),
     Command("inspect", inspect, weight=2),
-    Command("inspect --json", lambda p: [*inspect(p), "--json"], wrong_json, weight=2),
-    Command("report", lambda p: ["report", p.run, "--out", p.out / "report.html"], wrong_page,
+    Command("inspect --json", lambda p: [*inspect(p), "--json"], check_json, weight=2),
+    Command("report", lambda p: ["report", p.run, "--out", p.out / "report.html"], check_page,
             weight=2),
-    Command("prune", lambda p: ["ckpt", "prune", p.run, "--keep-last", 2], wrong_prune,
+    Command("prune", lambda p: ["ckpt", "prune", p.run, "--keep-last", 2], check_prune,
             changes=True),
-    Command("finished", lambda p: p.lab.train_command(p.run, 6), wrong_training(6), changes=True),
-    Command("own recipe", own_recipe, wrong_own_recipe, changes=True),
-    Command("resume", lambda p: p.lab.train_command(p.run, LAST_STEP), wrong_training(LAST_STEP),
+    Command("finished", lambda p: p.lab.train_command(p.run, 6), check_training(6), changes=True),
+    Command("own recipe", own_recipe, check_own_recipe, changes=True),
+    Command("resume", lambda p: p.lab.train_command(p.run, LAST_STEP), check_training(LAST_STEP),
             weight=6, changes=True),
 ]
 DATA_COMMANDS = [
-    Command("inspect", inspect_data, wrong_data_text, weight=2),
-    Command("inspect --json", lambda p: [*inspect_data(p), "--json"], wrong_json, weight=2),
+    Command("inspect", inspect_data, check_data_text, weight=2),
+    Command("inspect --json", lambda p: [*inspect_data(p), "--json"], check_json, weight=2),
     Command("dry run", lambda p: [*p.lab.train_command(p.run, 6, p.data), "--dry-run"],
-            wrong_dry_run),
-    Command("eval", outcome_command("eval").arguments, outcome_command("eval").wrong, weight=3),
+            check_dry_run),
+    Command("eval", outcome_command("eval").arguments, outcome_command("eval").check, weight=3),
     Command("bigram", lambda p: [*outcome_command("eval").arguments(p), "--bigram"],
-            outcome_command("eval").wrong),
+            outcome_command("eval").check),
     Command("generate", lambda p: [*outcome_command("generate").arguments(p), "--tokenizer",
                                    p.data / "tokenizer"]),
-    Command("prepare", prepare_again, wrong_prepared),
+    Command("prepare", prepare_again, check_prepared),
     Command("resume", lambda p: p.lab.train_command(p.run, LAST_STEP, p.data),
-            wrong_training(LAST_STEP), weight=4, changes=True),
+            check_training(LAST_STEP), weight=4, changes=True),
     Command("from the start", lambda p: p.lab.train_command(p.folder / "fresh" / "run", 6, p.data),
-            lambda p, r: wrong_training(6)(dataclasses.replace(p, folder=p.folder / "fresh"), r),
+            lambda p, r: check_training(6)(dataclasses.replace(p, folder=p.folder / "fresh"), r),
             weight=2, changes=True),
 ]
 
@@ -309,7 +309,7 @@ def choose(commands, count, rng):
 
 
 def judge(command, place, result):
-    problems = verdict.misbehaviour(result)
+    problems = verdict.find_misbehaviour(result)
     if not problems and (result.code == 0 or command.name == "verify"):
-        problems = command.wrong(place, result)
+        problems = command.check(place, result)
     return problems

@@ -1,9 +1,9 @@
-"""Makes I/O fail while a command runs: one call into the C library, or all calls from one on.
+"""Makes I/O fail while a command runs: a single call into the C library, or that call and all later ones.
 
     faults = run(session)       # session.options selects the number and the operations
 
-The output of a command must be true, its results must be complete or absent, and earlier files must still
-exist. A run continues to the same bits once the disk works again.
+The output of a command must be correct, its results must be complete or absent, and earlier files must still
+exist. When the disk works again, a run continues to the same bits.
 """
 
 import collections
@@ -19,7 +19,7 @@ from typing import Callable
 from hostile import commands, verdict
 from hostile.lab import LAST_STEP, STEPS, read_bytes, step_name, tree
 
-SHORT = 0  # no error: half of the bytes are transferred
+SHORT = 0  # no error, but only half of the bytes are transferred
 ERRORS = {
     "open": [errno.EIO, errno.EMFILE, errno.EACCES, errno.ENOSPC],
     "read": [errno.EIO, SHORT],
@@ -37,29 +37,29 @@ ERRORS = {
     "lock": [errno.EIO, errno.ENOLCK],
     "space": [errno.EIO],
 }
-# After one such failure, a command can still remove its temporary files.
+# After a single failure of these calls, a command can still remove its temporary files.
 CLEANABLE = {"write", "fsync", "truncate", "reserve", "rename"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """`whole` returns the faults of published results, after success and after failure."""
+    """A command. `whole` returns the faults of published results, after success and after failure."""
     arguments: Callable
     whole: Callable = lambda place: []
-    wrong: Callable = commands.no_judge  # after success
-    again: Callable | None = None  # what must succeed once the disk is well
+    check: Callable = commands.accept_any  # called after success
+    again: Callable | None = None  # the command that must succeed when the disk works again
     changes_run: bool = False
 
 
-def whole_if_there(path, is_whole, what):
-    return [] if is_whole or not path.exists() else [f"{what} is there, but not whole"]
+def whole_if_present(path, is_whole, what):
+    return [] if is_whole or not path.exists() else [f"{what} exists, but is incomplete"]
 
 
 def whole_outcome(name, file_name):
     def whole(place):
         path = place.out / file_name
-        said = place.lab.outcome(name, place.out, None) if path.exists() else None
-        return whole_if_there(path, said in place.lab.outcomes[name], file_name)
+        outcome = place.lab.outcome(name, place.out, None) if path.exists() else None
+        return whole_if_present(path, outcome in place.lab.outcomes[name], file_name)
     return whole
 
 
@@ -73,13 +73,13 @@ def model_operation(name, file_name):
 
 def whole_dataset(place):
     path = place.out / "data"
-    return whole_if_there(path, tree(path) == place.lab.data_tree, "data")
+    return whole_if_present(path, tree(path) == place.lab.data_tree, "data")
 
 
 def whole_page(place):
     path = place.out / "report.html"
     data = read_bytes(path) or b""
-    return whole_if_there(path, data.rstrip().endswith(b"</html>"), "report.html")
+    return whole_if_present(path, data.rstrip().endswith(b"</html>"), "report.html")
 
 
 def resharded(place):
@@ -93,20 +93,20 @@ def whole_reshard(place):
     step = place.lab.run / "ckpt" / step_name(6)
     result = place.lab.halflife.run(["ckpt", "diff", path, step, "--bitwise"], place.folder)
     good = result.code == 0 and len(list(path.glob("rank_*.safetensors"))) == 2
-    return whole_if_there(path, good, "the resharded step")
+    return whole_if_present(path, good, "the resharded step")
 
 
 def whole_steps(wanted):
     def whole(place):
         lost = set(wanted) - set(place.intact_steps())
         bad = [path.name for path in (place.run / "ckpt").glob("*.bad*")]
-        return ([f"step {step} is no longer whole" for step in sorted(lost)] +
-                [f"{name}, though nothing was damaged" for name in bad])
+        return ([f"step {step} was damaged" for step in sorted(lost)] +
+                [f"{name} was set aside, although nothing was damaged" for name in bad])
     return whole
 
 
 def fresh(place):
-    """The same place, with a run that starts from scratch."""
+    """Returns the same place with a new run."""
     return dataclasses.replace(place, folder=place.folder / "fresh", lines_before=[])
 
 
@@ -123,9 +123,9 @@ def prune(place):
 
 
 OPERATIONS = {
-    "train": Operation(train, wrong=lambda p, r: commands.wrong_training(6)(fresh(p), r),
+    "train": Operation(train, check=lambda p, r: commands.check_training(6)(fresh(p), r),
                        again=train),
-    "resume": Operation(resume, whole=whole_steps(STEPS), wrong=commands.wrong_training(LAST_STEP),
+    "resume": Operation(resume, whole=whole_steps(STEPS), check=commands.check_training(LAST_STEP),
                         again=resume, changes_run=True),
     "prepare": Operation(lambda p: p.lab.prepare_command(p.out / "data"), whole=whole_dataset),
     "score": model_operation("score", "score.jsonl"),
@@ -137,9 +137,9 @@ OPERATIONS = {
     "reshard": Operation(lambda p: ["ckpt", "reshard", p.run, "--world", 2, "--out", resharded(p)],
                          whole=whole_reshard),
     "prune": Operation(prune, whole=whole_steps([4, 6]), again=prune, changes_run=True),
-    "verify": Operation(commands.verify, wrong=commands.wrong_verify),
+    "verify": Operation(commands.verify, check=commands.check_verify),
     "ls": Operation(lambda p: ["ckpt", "ls", p.run]),
-    "diff": Operation(commands.diff, wrong=commands.wrong_diff),
+    "diff": Operation(commands.diff, check=commands.check_diff),
     "inspect": Operation(lambda p: ["inspect", p.run]),
     "inspect-data": Operation(lambda p: ["inspect", p.data]),
     "dry-run": Operation(lambda p: [*p.lab.train_command(p.run, 6), "--dry-run"]),
@@ -152,10 +152,10 @@ def build_shim(folder, sanitized):
     library = folder / "fail_io.so"
     compiler = shutil.which("cc")
     if sanitized:
-        print("SKIPPED: I/O errors: AddressSanitizer has to be loaded before all others")
+        print("SKIPPED: I/O errors: AddressSanitizer must be loaded before all other libraries")
         return None
     if compiler is None:
-        print("SKIPPED: I/O errors: there is no cc to compile fail_io.c")
+        print("SKIPPED: I/O errors: cc was not found, which compiles fail_io.c")
         return None
     subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
     return library
@@ -172,7 +172,8 @@ class Injector:
         self.session, self.shim, self.halflife = session, shim, session.halflife
 
     def run(self, operation, place, **failure):
-        """(result, the shim's last line, its line of the failure or None)"""
+        """Runs the operation. Returns the result, the last line of the shim's log, and its line of the
+        failure or None."""
         log = place.folder / "fail_io.log"
         log.unlink(missing_ok=True)
         env = {"LD_PRELOAD": str(self.shim), "FAIL_IO_ROOT": str(self.session.folder),
@@ -184,12 +185,12 @@ class Injector:
         return result, (lines or [""])[-1], (failed or [None])[0]
 
     def count(self, name, lab):
-        """Returns {kind: calls} of an undisturbed operation, and its output."""
+        """Returns {kind: number of calls} of the operation without failures, and its output."""
         place = self.session.place(f"io-count-{name}-{lab.tokenizer}", lab)
         result, last, _ = self.run(OPERATIONS[name], place)
         shutil.rmtree(place.folder)
         if result.code != 0 or not last.startswith("counts"):
-            raise SystemExit(f"{name}, undisturbed, ended with {result.code}: {result.err}")
+            raise SystemExit(f"{name} without failures: exit code {result.code}: {result.err}")
         counts = {kind: int(number) for kind, number in
                   (word.split("=") for word in last.split()[1:])}
         made = {kind: number for kind, number in counts.items() if number > 0}
@@ -216,21 +217,20 @@ class Injector:
         if operation.again:
             lines += self.again(case, what, operation, place)
         self.session.clean(place.folder, lines)
-        kind = "faults" if lines else "noticed" if verdict.noticed(result) else "harmless"
-        return collections.Counter({kind: 1}), lines
+        return collections.Counter({verdict.category(lines, result): 1}), lines
 
     def judge(self, operation, place, result, undisturbed):
-        problems = verdict.misbehaviour(result) + operation.whole(place)
+        problems = verdict.find_misbehaviour(result) + operation.whole(place)
         if not operation.changes_run:
             problems += whole_steps(STEPS)(place)
         if result.code == 0 and not problems:
-            problems += operation.wrong(place, result)
-            if not verdict.noticed(result) and printed(result, place) != undisturbed:
-                problems.append(f"printed other things: {printed(result, place)[:300]!r}")
+            problems += operation.check(place, result)
+            if not verdict.is_reported(result) and printed(result, place) != undisturbed:
+                problems.append(f"printed a different output: {printed(result, place)[:300]!r}")
         return problems
 
     def leftovers(self, place, failure, result):
-        """After one failure there is no temporary file, because its removal works."""
+        """Returns the temporary files that the command did not remove after a single failure."""
         if "forever" in failure or failure["call"] not in CLEANABLE or result.code == 0:
             return []
         names = sorted(path.name for path in place.out.iterdir() if ".tmp" in path.name)
@@ -239,12 +239,12 @@ class Injector:
     def again(self, case, what, operation, place):
         place.remember()
         result = self.halflife.run(operation.again(place), place.folder)
-        problems = verdict.misbehaviour(result)
+        problems = verdict.find_misbehaviour(result)
         if result.code != 0:
-            problems.append("cannot go on once the disk is well")
+            problems.append("fails although the disk works again")
         elif not problems:
-            problems += operation.wrong(place, result) + operation.whole(place)
-        return [self.session.describe(case, f"{what}, then undisturbed", problem, result)
+            problems += operation.check(place, result) + operation.whole(place)
+        return [self.session.describe(case, f"{what}, then without failures", problem, result)
                 for problem in problems]
 
 

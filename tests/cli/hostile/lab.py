@@ -1,5 +1,5 @@
-"""A small dataset and run to damage, the output of the program on the undamaged ones, and a function
-that runs one command.
+"""Provides a small dataset and run to damage, the output of the program for the undamaged ones, and a
+class that runs commands.
 
     halflife = Halflife(binary, limit_s=60)
     lab = Lab(halflife, folder, "bytes")     # FOLDER/data, FOLDER/run at step 6, references
@@ -19,11 +19,11 @@ import stat
 import struct
 import subprocess
 
-STEPS = [2, 4, 6]  # saved in a lab's run
-LAST_STEP = 8  # to which a continued run goes
-LARGEST_READ = 64 << 20  # of a file: some are made sparse and huge
-MEMORY_LIMIT = 8 << 30  # limits a command's address space, in case it reads without end
-OUTPUT_LIMIT = 1 << 30  # of a file that a command writes
+STEPS = [2, 4, 6]  # the saved steps of a lab's run
+LAST_STEP = 8  # the last step of a continued run
+LARGEST_READ = 64 << 20  # read_bytes() reads at most this many bytes, because some files are huge and sparse
+MEMORY_LIMIT = 8 << 30  # address space of a command, in case it reads an endless file
+OUTPUT_LIMIT = 1 << 30  # size of a file that a command writes
 
 RECIPE = """
 data { seq_len: 32 }
@@ -43,14 +43,14 @@ TOKENIZERS = {"bytes": ["--tokenizer", "bytes"], "pieces": ["--train-tokenizer",
 @dataclasses.dataclass(frozen=True)
 class Result:
     command: list
-    code: int  # below 0: ended by that signal
+    code: int  # negative: the number of the signal that ended the command
     hung: bool
     out: str
     err: str
 
 
 class Halflife:
-    """Runs the program. A command that takes too long is killed."""
+    """Runs the program. A command that exceeds the time limit is killed."""
 
     def __init__(self, binary, limit_s):
         self.binary = str(binary)
@@ -166,7 +166,7 @@ def make_text(num_bytes, rng):
 
 
 class Lab:
-    """A dataset, a run that stopped at step 6, and the truth about both."""
+    """A dataset, a run that stopped at step 6, and the correct results for both."""
 
     def __init__(self, halflife, folder, tokenizer):
         self.halflife, self.folder, self.tokenizer = halflife, folder, tokenizer
@@ -208,8 +208,8 @@ class Lab:
         if name == "score":
             return digest(read_bytes(out / "score.jsonl"))
         if name == "eval":
-            said = json.loads(result.out or "null") or {}
-            return {key: said.get(key) for key in ("step", "tokens", "loss")}
+            values = json.loads(result.out or "null") or {}
+            return {key: values.get(key) for key in ("step", "tokens", "loss")}
         if name == "generate":
             return result.out
         return {path: digest(data) for path, data in tree(out / "export").items()}
@@ -242,7 +242,7 @@ class Lab:
             self.texts[name] = self.halflife.expect(command, self.folder).out.replace(
                 str(self.folder), "")
 
-    def unharmed(self):
+    def is_unchanged(self):
         """Returns whether the files that all cases share are unchanged."""
         return self.data_tree == tree(self.data) and all(
             self.steps[step] == tree(self.run / "ckpt" / step_name(step)) for step in STEPS)

@@ -22,16 +22,16 @@ PLANTED_IN_RUN = [
     "owner.json.tmp", "samples.jsonl", "tokenizer/tokenizer.json"]
 PLANTED_IN_DATASET = ["train-00007.h5", "validation-00001.h5", "tokenizer/tokenizer.json",
                       "tokenizer/special_tokens_map.json", "manifest.pb.tmp"]
-# Files that grow with a run. A terabyte of them is not damage, and reading it takes an hour.
+# Files that grow during a run. They may have any size, and reading a terabyte takes an hour.
 GROWING = ("metrics.jsonl", ".log", "tfevents")
 
 
 def make_outside(folder):
     """Creates files that do not belong to the program."""
     (folder / "folder" / "inner").mkdir(parents=True)
-    (folder / "file.txt").write_bytes(b"not yours\n" * 600)
-    (folder / "folder" / "a.txt").write_bytes(b"nor this\n")
-    (folder / "folder" / "inner" / "b.txt").write_bytes(b"nor that\n")
+    (folder / "file.txt").write_bytes(b"unrelated\n" * 600)
+    (folder / "folder" / "a.txt").write_bytes(b"another\n")
+    (folder / "folder" / "inner" / "b.txt").write_bytes(b"and more\n")
 
 
 # Changes of a file's bytes: (bytes, rng) -> bytes.
@@ -72,7 +72,7 @@ BYTES = {
 }
 
 
-# Changes of what a name refers to: (path, outside) -> None.
+# Replacements of a file or folder: (path, outside) -> None.
 
 
 def remove(path):
@@ -117,8 +117,8 @@ OTHERS = {
     "a link to itself": lambda path, _: path.symlink_to(path.name),
     "a loop of links": make_loop,
     "a link to nowhere": lambda path, outside: path.symlink_to(outside / "nowhere"),
-    "a link to a file of others": lambda path, outside: path.symlink_to(outside / "file.txt"),
-    "a link to a folder of others": lambda path, outside: path.symlink_to(outside / "folder"),
+    "a link to an unrelated file": lambda path, outside: path.symlink_to(outside / "file.txt"),
+    "a link to an unrelated folder": lambda path, outside: path.symlink_to(outside / "folder"),
     "a link to /dev/null": lambda path, _: path.symlink_to("/dev/null"),
     "a link to /dev/zero": lambda path, _: path.symlink_to("/dev/zero"),
     "a link to /dev/full": lambda path, _: path.symlink_to("/dev/full"),
@@ -130,7 +130,7 @@ OTHERS = {
 
 
 def move_away(path, outside):
-    """A link to the same file in another place, which is not damage."""
+    """Moves the file to another folder and creates a link to it, which is not damage."""
     to = outside / "moved" / path.name
     to.parent.mkdir(exist_ok=True)
     shutil.move(path, to)
@@ -138,7 +138,7 @@ def move_away(path, outside):
 
 
 def litter(path, rng):
-    """Unexpected entries, with names that are not UTF-8 or contain a newline."""
+    """Creates unexpected entries, some with names that are not UTF-8 or contain a newline."""
     folder = os.fsencode(path)
     for name in (b"\xff\xfe.h5", b"line\nend.safetensors", b"x" * 255):
         with open(os.path.join(folder, name), "wb") as file:
@@ -174,7 +174,7 @@ def all_mutations(root, planted):
         target = str(path.relative_to(root))
         actions = ["remove", "move away", "swap", *OTHERS]
         actions += ["litter"] if path.is_dir() else list(BYTES)
-        if os.geteuid() != 0 and not path.is_dir():  # permissions mean nothing to root
+        if os.geteuid() != 0 and not path.is_dir():  # root ignores permissions
             actions.append("forbid")
         if any(word in path.name for word in GROWING):
             actions.remove("a terabyte of zeros")
@@ -185,7 +185,7 @@ def all_mutations(root, planted):
 
 
 def apply(root, target, action, rng, outside):
-    """Applies the action. Returns details for the report in addition to the names."""
+    """Applies the action. Returns details of it for the report, or None."""
     path = pathlib.Path(root) / target
     if action == "move away":
         return move_away(path, outside)
