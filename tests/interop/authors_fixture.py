@@ -1,5 +1,5 @@
-"""Shared by the tests of halflife import --layout: a folder with the authors' tensor names is imported and
-scored, and the scores are compared with a forward in fp64.
+"""The base class of the tests of halflife import --layout. A folder with the authors' tensor names is
+imported and scored, and the scores are compared with a forward in fp64.
 
     class Models(AuthorsTest):
         def test_one(self):
@@ -21,7 +21,8 @@ except ImportError as error:
     print(f"SKIPPED: {pathlib.Path(sys.argv[0]).stem}: {error} (launch/setup --tests)")
     sys.exit(77)
 
-# fp32 in halflife, fp64 here: rounding of logits of order 10 in two layers.
+# halflife computes in fp32 and the tests in fp64. The difference is the rounding of logits of order 10 in two
+# layers.
 TOLERANCE = 2e-5
 VOCAB, DIM, HEADS, LAYERS, WIDTH, POSITIONS = 61, 32, 4, 2, 48, 256
 LENGTHS = (2, 29, 64, 65, 200)
@@ -41,7 +42,7 @@ def next_token_log_probs(logits, ids):
 
 
 def random_weights(shapes, seed=6):
-    """Returns weights of these shapes. Weights of norms are about 1."""
+    """Returns random weights of these shapes. Weights of norms are close to 1."""
     generator = torch.Generator().manual_seed(seed)
     weights = {name: 0.2 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
     for name, tensor in weights.items():
@@ -67,7 +68,7 @@ class AuthorsTest(unittest.TestCase):
 
     @contextlib.contextmanager
     def fresh(self, name):
-        """A sub-test with an empty folder."""
+        """Runs a sub-test with an empty folder."""
         with self.subTest(name):
             self.tearDown()
             self.setUp()
@@ -80,7 +81,7 @@ class AuthorsTest(unittest.TestCase):
         return done.stdout + done.stderr
 
     def make_folder(self, weights, config):
-        folder = self.dir / "theirs"
+        folder = self.dir / "original"
         folder.mkdir()
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         (folder / "config.json").write_text(json.dumps(config))
@@ -101,21 +102,21 @@ class AuthorsTest(unittest.TestCase):
     def weights_of(self, run):
         """Returns the parameters of a run's newest step, in fp64, with halflife's names."""
         files = sorted((run / "ckpt").glob("step_*/rank_00000.safetensors"))
-        kept = {name.removeprefix("main/"): tensor.double() for name, tensor in load_file(files[-1]).items()
-                if name.startswith("main/")}
-        self.assertFalse([name for name in kept if "@" in name], "one rank writes whole tensors")
-        return kept
+        weights = {name.removeprefix("main/"): tensor.double()
+                   for name, tensor in load_file(files[-1]).items() if name.startswith("main/")}
+        self.assertFalse([name for name in weights if "@" in name], "a run of one rank has parts of tensors")
+        return weights
 
     def check_scores(self, run, ids, want, *more):
-        """Expects that `score` gives these log-probabilities. `more` are its options."""
+        """Checks that `score` gives these log-probabilities. `more` are its options."""
         pairs = zip(self.score(run, ids, *more), want, strict=True)
-        # a tensor's maximum is NaN if an element is; max() of numbers may ignore a NaN
+        # The maximum of a tensor is NaN if an element is NaN. Python's max() may ignore a NaN.
         worst = float(torch.stack([(got - expected).abs().max() for got, expected in pairs]).max())
         print(f"{self.id().rsplit('.', 1)[-1]}: largest difference {worst:.1e}", file=sys.stderr)
         self.assertLess(worst, TOLERANCE)
 
     def check(self, weights, config, layout, log_probs, lengths=LENGTHS):
-        """Uses a new folder. log_probs(weights in fp64, ids) is the expected result of `score`."""
+        """Imports the weights in a new folder, and compares `score` with log_probs(weights in fp64, ids)."""
         self.tearDown()
         self.setUp()
         self.import_folder(weights, config, layout)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""halflife import --layout gau_alpha: encoders with their authors' tensor names. Their scores, with one token
-masked at a time, equal a forward in fp64, whose rotation pairs neighbouring channels.
+"""Tests halflife import --layout gau_alpha with encoders that have their authors' tensor names. Their scores,
+with one token masked at a time, must equal a forward in fp64, which rotates pairs of neighbouring channels.
 
     .venv-compare/bin/python tests/interop/authors_gau_test.py build/cpu/src/cli/halflife
 """
@@ -96,7 +96,7 @@ class GauAlpha(AuthorsTest):
     def test_squared_relu(self):
         self.check_form("squared_relu")
 
-    def test_what_is_no_such_model(self):
+    def test_unsupported_options_are_refused(self):
         weights = random_weights(shapes_of(bias=False))
         output = self.import_folder(weights, config_of(normalization="relu", embedding_size=8), "gau_alpha",
                                     code=3)
@@ -104,7 +104,7 @@ class GauAlpha(AuthorsTest):
                       output)
         self.assertIn("embedding_size is 8", output)
 
-    def test_an_encoder_generates_nothing(self):
+    def test_generate_refuses_an_encoder(self):
         self.import_folder(random_weights(shapes_of(bias=False)), config_of(), "gau_alpha")
         output = self.halflife("generate", "--model", self.dir / "run", "--prompt", "a", code=2)
         self.assertIn("masked_token", output)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""halflife import --layout leap and fastformer: the scores of checkpoints with their authors' tensor names
-equal forwards in fp64, in which every token sums its own window.
+"""Tests halflife import --layout leap and fastformer. The scores of checkpoints with their authors' tensor
+names must equal a forward in fp64, which computes the sum of each token's window directly.
 
     .venv-compare/bin/python tests/interop/authors_leap_test.py build/cpu/src/cli/halflife
 """
@@ -38,7 +38,7 @@ def mixer_shapes(preset):
     square, vector = [DIM, DIM], [HEADS, HEAD_DIM]
     return {
         "leap_v011": {"Wq.weight": square, "Wk.weight": square, "Wv.weight": square, "gate.weight": square,
-                      # which it has and never uses
+                      # The class declares these tensors, but does not use them.
                       "vec": [DIM], "qk_norm.weight": [HEAD_DIM], "qk_norm.bias": [HEAD_DIM]},
         "leap_v101": {"projections.weight": [4 * DIM, DIM]},
         "leap_latest": {"leap.projections.weight": [4 * DIM, DIM]},
@@ -68,7 +68,7 @@ def real_norm(x, eps):
 
 
 def pool(weight, payload, window, eps):
-    """weight [T, H], payload [T, H, P]."""
+    """Returns the weighted mean of `payload` [T, H, P] over the window of each token. `weight` is [T, H]."""
     place = torch.arange(weight.shape[0])
     distance = place[:, None] - place
     seen = ((distance >= 0) & (distance < window)).to(weight.dtype)
@@ -113,7 +113,8 @@ def fastformer_mixer(preset, w, x, window, rescale):
 
 
 def seed_layer(w, h, window):
-    """fastformer_seed's attention, which is added to the norm's output h, not to the norm's input."""
+    """Returns fastformer_seed's attention. It is added to the output h of the norm instead of the norm's
+    input."""
     def pooled(y, name):
         heads = split(y)
         logit = (heads * split(w[name])).sum(-1) / HEAD_DIM ** 0.5
@@ -164,7 +165,8 @@ class AuthorsLeap(AuthorsTest):
         self.check_preset("fastformer_v011", config_of("fastformer_v011"), rescale=5)
 
     def test_fastformer_seed(self):
-        """The version before windows is recognised by its transformers names, the later one only by `preset`."""
+        """The version without windows is recognised by its transformers names. The later one needs
+        `preset`."""
         sizes = {"model_type": "FastformerForCausalLM", "hidden_size": DIM, "vocab_size": VOCAB,
                  "n_heads": HEADS, "num_hidden_layers": len(WINDOWS), "max_position_embeddings": POSITIONS,
                  "convolve": False, "groups": 1, "kernel_size": 4, "label_smoothing": 0}
@@ -181,10 +183,10 @@ class AuthorsLeap(AuthorsTest):
         self.assertIn("convolve is true: its convolution is not read",
                       self.import_folder(weights, sizes | {"convolve": True}, "fastformer", code=3))
 
-    def test_a_factor_by_its_name_between_two_releases(self):
+    def test_rescale_value_of_an_intermediate_release(self):
         self.check_preset("fastformer_v011", config_of("fastformer_v011", rescale_value=7), rescale=7)
 
-    def test_windows_by_the_release(self):
+    def test_default_windows_of_each_release(self):
         for preset, windows in (("leap_v011", [4, 8, 16, POSITIONS]),
                                 ("leap_v101", [POSITIONS, 4, 8, 16]),
                                 ("leap_latest", [POSITIONS, 4, 8, 16]),
@@ -195,37 +197,37 @@ class AuthorsLeap(AuthorsTest):
         config = config_of("leap_latest", windows=None, use_local_att=False)
         self.check_preset("leap_latest", config, [POSITIONS] * 4)
 
-    def test_reports_the_tensors_that_the_first_release_never_uses(self):
+    def test_unused_tensors_of_the_first_release_are_reported(self):
         weights = random_weights(shapes_of("leap_v011", len(WINDOWS)))
-        said = self.import_folder(weights, config_of("leap_v011"), "leap")
+        output = self.import_folder(weights, config_of("leap_v011"), "leap")
         self.assertIn("left out: 12 tensors that the class declares and never uses: "
-                      "leap_model.decoders.0.attention.qk_norm.bias, ", said)
-        self.assertIn(", ...\n", said)
+                      "leap_model.decoders.0.attention.qk_norm.bias, ", output)
+        self.assertIn(", ...\n", output)
 
-    def test_a_preset_that_is_named_wins(self):
+    def test_preset_overrides_the_detected_release(self):
         config = config_of("leap_latest") | {"preset": "leap_latest", "n_heads": HEADS}
-        del config["n_head"]  # without other keys, it would mean 0.1.1
+        del config["n_head"]  # without `preset`, this config would be read as release 0.1.1
         self.check_preset("leap_latest", config)
 
-    def test_a_head_beside_the_table_that_it_equals(self):
+    def test_a_head_equal_to_the_embedding_is_tied(self):
         weights = random_weights(shapes_of("leap_latest", len(WINDOWS)))
         weights["proj_logits.weight"] = weights["word_embedding.weight"].clone()
         self.check(weights, config_of("leap_latest"), "leap",
                    lambda w, ids: log_probs("leap_latest", w, ids, WINDOWS, 8))
         self.assertIn("tied: true", (self.dir / "run" / "config.textproto").read_text())
 
-    def test_says_what_does_not_fit(self):
+    def test_tensors_that_do_not_fit_are_listed(self):
         weights = random_weights(shapes_of("leap_latest", len(WINDOWS)))
         weights["leap_model.decoders.1.surplus"] = weights.pop("leap_model.decoders.1.boom.bias")
         weights["last_norm.bias"] = weights["last_norm.bias"][1:].clone()
-        said = self.import_folder(weights, config_of("leap_latest"), "leap", code=3)
+        output = self.import_folder(weights, config_of("leap_latest"), "leap", code=3)
         for part in ("missing: leap_model.decoders.1.boom.bias [128]",
                      "unexpected: leap_model.decoders.1.surplus [128]",
                      "last_norm.bias: file [31], model [32]"):
-            self.assertIn(part, said)
+            self.assertIn(part, output)
         self.assertFalse((self.dir / "run").exists())
 
-    def test_says_which_options_it_has_no_form_of(self):
+    def test_unsupported_options_are_refused(self):
         for change, part in (({"rnn": True}, "rnn is true"),
                              ({"window_sizes": [4, 0, 4, 4]}, "window_sizes holds 0"),
                              ({"window_sizes": [4, 4]}, "window_sizes has 2 windows for 4 layers"),

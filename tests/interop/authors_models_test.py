@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""halflife import --layout d2d and d2d_ape: the scores of checkpoints with their authors' tensor names
-equal forwards in fp64.
+"""Tests halflife import --layout d2d and d2d_ape. The scores of checkpoints with their authors' tensor names
+must equal a forward in fp64.
 
     .venv-compare/bin/python tests/interop/authors_models_test.py build/cpu/src/cli/halflife
 """
@@ -49,12 +49,13 @@ def d2d_weights(decay, ape):
     weights = random_weights(d2d_tensors(decay, ape))
     for name, tensor in weights.items():
         if name.endswith("head_gamma"):
-            tensor -= 0.1  # one above the clamp at 0 or two below it
+            tensor -= 0.1  # so that some values are above the clamp at 0 and others below
     return weights
 
 
-def viewed_attention(w, x, row_len):
-    """The factors of the public elu training code: exp(i Ps) of [1, L, D], viewed as [1, H, L, d]."""
+def legacy_view_attention(w, x, row_len):
+    """Attention with the factors of the public elu training code: exp(i Ps) of [1, L, D], viewed as [1, H, L,
+    d]."""
     steps, head_dim = x.shape[0], DIM // HEADS
     q, k, v = (x @ w["c_attn.weight"] + w["c_attn.bias"]).split(DIM, dim=-1)
     q, k, v = (y.unflatten(-1, (HEADS, head_dim)).transpose(0, 1) for y in (q, k, v))
@@ -69,8 +70,8 @@ def viewed_attention(w, x, row_len):
     return o.transpose(0, 1).flatten(1) @ w["c_proj.weight"] + w["c_proj.bias"]
 
 
-def turned(x):
-    """x [T, H, d]: channels 2p and 2p + 1 are rotated by 10000^(-2p/d) per token."""
+def rotated(x):
+    """Rotates x [T, H, d]: channels 2p and 2p + 1 by 10000^(-2p/d) per token."""
     pair = torch.arange(0, x.shape[-1], 2, dtype=x.dtype)
     angles = torch.arange(len(x), dtype=x.dtype)[:, None, None] * 10000.0 ** (-pair / x.shape[-1])
     a, b, cos, sin = x[..., 0::2], x[..., 1::2], angles.cos(), angles.sin()
@@ -78,10 +79,10 @@ def turned(x):
 
 
 def d2d_attention(w, x, feature_map, decay, row_len=0):
-    """Quadratic form: weights phi(q_i) . phi(k_j) gamma^(i-j), divided by their sum. With RoPE, features are
-    rotated in the weights, not in their sum."""
+    """Computes attention in quadratic form: weights phi(q_i) . phi(k_j) gamma^(i-j), divided by their sum.
+    With RoPE, the weights have rotated features, but their sum does not."""
     if row_len > 0:
-        return viewed_attention(w, x, row_len)
+        return legacy_view_attention(w, x, row_len)
     steps, head_dim = x.shape[0], DIM // HEADS
     q, k, v = (x @ w["c_attn.weight"] + w["c_attn.bias"]).split(DIM, dim=-1)
     q, k, v = (y.unflatten(-1, (HEADS, head_dim)) for y in (q, k, v))
@@ -100,7 +101,7 @@ def d2d_attention(w, x, feature_map, decay, row_len=0):
     scores = torch.einsum("ihc,jhc,ijhc->hij", phi(q), phi(k), gamma).tril()
     total = scores.sum(-1, keepdim=True)
     if decay == "rope":
-        scores = torch.einsum("ihc,jhc->hij", turned(phi(q)), turned(phi(k))).tril()
+        scores = torch.einsum("ihc,jhc->hij", rotated(phi(q)), rotated(phi(k))).tril()
     weights = scores / total
     return torch.einsum("hij,jhc->ihc", weights, v).flatten(1) @ w["c_proj.weight"] + w["c_proj.bias"]
 
@@ -141,12 +142,13 @@ class AuthorsModels(AuthorsTest):
                 self.check(d2d_weights(decay, ape), d2d_config(name), "d2d_ape" if ape else "d2d", log_probs)
 
     def test_legacy_view(self):
-        """halflife's key: the row length of the public elu training, whose view mixes the heads' Ps."""
+        """legacy_view is a key of halflife. It is the row length of the public elu training, whose view mixes
+        the Ps of different heads."""
         row_len = 230
         weights = d2d_weights("d2d", ape=False)
         for name, tensor in weights.items():
             if name.endswith("Ps"):
-                tensor *= 0.2  # powers of 229 of some 0.1, which fp32 holds
+                tensor *= 0.2  # exp(229 Ps) must be representable in fp32
         config = d2d_config("LinearEluWithD2DLMHeadModel") | {"legacy_view": row_len}
 
         def log_probs(w, ids):
@@ -156,27 +158,27 @@ class AuthorsModels(AuthorsTest):
         self.assertIn(f"legacy_view: {row_len}", text)
         self.assertIn(f"seq_len: {row_len}", text)
 
-    def test_legacy_view_is_of_elu(self):
+    def test_legacy_view_requires_elu(self):
         config = d2d_config("LinearExpWithD2DLMHeadModel") | {"legacy_view": 512}
-        said = self.import_folder(d2d_weights("d2d", ape=False), config, "d2d", code=3)
-        self.assertIn("legacy_view 512 with the decay d2d and the feature map exp", said)
+        output = self.import_folder(d2d_weights("d2d", ape=False), config, "d2d", code=3)
+        self.assertIn("legacy_view 512 with the decay d2d and the feature map exp", output)
 
-    def test_says_what_is_missing_or_left_over(self):
+    def test_missing_and_unexpected_tensors_are_listed(self):
         weights = d2d_weights("d2d", ape=False)
         weights["transformer.h.1.attn.Qs"] = weights.pop("transformer.h.1.attn.Ps")
-        said = self.import_folder(weights, d2d_config("LinearEluWithD2DLMHeadModel"), "d2d", code=3)
+        output = self.import_folder(weights, d2d_config("LinearEluWithD2DLMHeadModel"), "d2d", code=3)
         for part in ("transformer.h.1.attn.Ps", "transformer.h.1.attn.Qs"):
-            self.assertIn(part, said)
+            self.assertIn(part, output)
         self.assertFalse((self.dir / "run").exists())
 
-    def test_says_which_classes_it_knows(self):
+    def test_unknown_classes_are_refused_with_the_known_ones(self):
         folder = self.make_folder(d2d_weights("none", ape=True),
                                   d2d_config("LinearExpWithVanillaAPELMHeadModel"))
         for layout, known, code in (("d2d", "EluWithD2D", 3), ("d3d", "d2d_ape", 2),
                                     ("d2d", "do not rename it: the weights would be read as another", 3)):
-            said = self.halflife("import", "--from", folder, "--layout", layout, "--out", self.dir / "run",
-                                 code=code)
-            self.assertIn(known, said)
+            output = self.halflife("import", "--from", folder, "--layout", layout, "--out", self.dir / "run",
+                                   code=code)
+            self.assertIn(known, output)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The scores of every position method of softmax attention equal a forward in fp64 from the definition, with
-dense scores in closed form: at the training length and beyond it, in whole rows and in parts with a carried
-state.
+"""Tests every position method of softmax attention. The scores must equal a forward in fp64 that computes
+dense scores from the definition: at the training length and beyond it, in whole rows and in pieces with a
+carried state.
 
     .venv-compare/bin/python tests/interop/authors_positions_test.py build/cpu/src/cli/halflife
 """
@@ -41,30 +41,30 @@ def frequencies(base=10000.0):
     return base ** (-torch.arange(0, HEAD_DIM, 2, dtype=torch.float64) / HEAD_DIM)
 
 
-def everything_before(i, j):
+def is_earlier_or_same(i, j):
     return j <= i
 
 
 @dataclasses.dataclass
 class Method:
     """The scores of one method. i and j are the positions [T, T] of queries and keys."""
-    model: str = ""  # of the recipe
+    model: str = ""  # part of the recipe
     mixer: str = ""
     heads: int = 4
     # The distance that rotations use instead of i - j; None: no rotation.
     angle: Callable | None = lambda i, j: i - j
     theta: torch.Tensor = dataclasses.field(default_factory=frequencies)
-    rates: torch.Tensor | None = None  # of a pair's decay, a token
-    factor: float = 1  # of scores
-    bias: Callable | None = None  # of weights, a layer's prefix and i - j [T, T] -> [H, T, T]
-    visible: Callable = everything_before
-    temperature: Callable | None = None  # of the number of keys a query sees [T], and of all
-    whole_scores: bool = False  # a temperature is of the bias, too
+    rates: torch.Tensor | None = None  # log decay of each pair of channels per token
+    factor: float = 1  # multiplies the scores
+    bias: Callable | None = None  # (weights, prefix of a layer, i - j [T, T]) -> [H, T, T]
+    visible: Callable = is_earlier_or_same
+    temperature: Callable | None = None  # (number of visible keys of each query [T], T) -> factors [T]
+    whole_scores: bool = False  # the temperature multiplies the bias, too
     cosine: float = 0
     embedded: Callable = lambda weights, x: x
 
     def scores(self, q, k, weights, prefix):
-        """q and k [T, H, d] -> [H, T, T] before the mask."""
+        """Returns the scores [H, T, T] before the mask. q and k are [T, H, d]."""
         q, k = q.transpose(0, 1), k.transpose(0, 1)
         if self.cosine:
             q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
@@ -82,7 +82,8 @@ class Method:
         return products + (bias * factors if self.whole_scores else bias)
 
     def rotated(self, q, k, i, j):
-        """Sum over pairs (c, c + d/2): (qa ka + qb kb) cos + (qa kb - qb ka) sin of angle theta."""
+        """Returns the sum over pairs (c, c + d/2) of (qa ka + qb kb) cos + (qa kb - qb ka) sin of angle
+        theta."""
         (qa, qb), (ka, kb) = (x.unflatten(-1, (2, HEAD_DIM // 2)).unbind(-2) for x in (q, k))
         angle = self.angle(i, j).double()[..., None] * self.theta
         aligned = torch.einsum("hic,hjc->hijc", qa, ka) + torch.einsum("hic,hjc->hijc", qb, kb)
@@ -99,7 +100,7 @@ class Method:
         return torch.einsum("hij,jhv->ihv", p, v).flatten(1)
 
     def log_probs(self, w, ids):
-        x = self.embedded(w, w["embeddings.weight"][torch.tensor(ids[:-1])])  # the last is asked nothing
+        x = self.embedded(w, w["embeddings.weight"][torch.tensor(ids[:-1])])  # the last token predicts nothing
         for layer in range(LAYERS):
             prefix = f"layers.{layer}."
             h = rms_norm(x, w[prefix + "attn_norm.weight"])
@@ -144,14 +145,14 @@ def t5(weights, prefix, distance):
 def kerple(form):
     def bias(weights, prefix, distance):
         r1, r2 = (weights[f"{prefix}kerple.r{n}"][..., None] for n in (1, 2))  # [H, 1, 1]
-        assert min(r1.min(), r2.min()) > 0.01 and r2.max() < 2, "both are kept in these bounds"
+        assert min(r1.min(), r2.min()) > 0.01 and r2.max() < 2, "a clamp of r1 or r2 is active"
         return -r1 * form(distance.clamp(min=0).double(), r2)
     return bias
 
 
 def yarn(factor, length, fast=32, slow=1, truncate=True):
-    """Pairs with more than `fast` rotations over `length` keep their frequencies. Those with fewer than `slow`
-    are interpolated."""
+    """Returns YaRN's frequencies. Pairs with more than `fast` rotations over `length` keep their frequencies.
+    Those with fewer than `slow` are interpolated."""
     def pair_of(turns):
         return HEAD_DIM * math.log(length / (2 * math.pi * turns)) / (2 * math.log(10000))
     floor, ceil = (math.floor, math.ceil) if truncate else (float, float)
@@ -162,7 +163,7 @@ def yarn(factor, length, fast=32, slow=1, truncate=True):
 
 
 def llama3(factor, length, fast=4, slow=1):
-    """The same, with weights that are linear in the number of rotations over `length`."""
+    """Returns Llama 3's frequencies. As yarn(), with weights that are linear in the number of rotations."""
     turns = length * frequencies() / (2 * math.pi)
     kept = ((turns - slow) / (fast - slow)).clamp(0, 1)
     return frequencies() * (kept + (1 - kept) / factor)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""halflife import --layout torchscale_decoder and torchscale_retnet: the scores of checkpoints
-with the names of torchscale's classes equal forwards in fp64, whose rotations pair neighbouring channels.
+"""Tests halflife import --layout torchscale_decoder and torchscale_retnet. The scores of checkpoints with the
+names of torchscale's classes must equal a forward in fp64, which rotates pairs of neighbouring channels.
 Retention is tested in its parallel and its recurrent form.
 
     .venv-compare/bin/python tests/interop/authors_torchscale_test.py build/cpu/src/cli/halflife
@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 
 HEAD_DIM = DIM // HEADS
-VALUES = 56  # width of all heads' values in RetNet
+VALUES = 56  # total width of the values in RetNet
 RETNET_HEADS = 2
-PAD = 1  # fairseq's positions begin behind it
+PAD = 1  # fairseq's positions begin after this id
 BUCKETS, LONGEST = 32, 128
 # The first distances of the 16 buckets of earlier tokens.
 T5_BEGINS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91)
@@ -116,41 +116,44 @@ def rms_norm(x, weight, eps=1e-6):
     return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight
 
 
-def turned(x, angles, scale=1.0):
-    """x [T, H, d]; pair i is channels 2i and 2i + 1, turned by angles [T, d/2]."""
+def rotated(x, angles, scale=1.0):
+    """Rotates x [T, H, d]: channels 2i and 2i + 1 by angles[:, i], where angles is [T, d/2]."""
     even, odd = x[..., 0::2], x[..., 1::2]
     cos, sin = (angles.cos() * scale)[:, None], (angles.sin() * scale)[:, None]
     return torch.stack([even * cos - odd * sin, odd * cos + even * sin], -1).flatten(-2)
 
 
 def xpos_scale(dtype=torch.float32):
-    """The class's buffer: the share that each pair of channels keeps over scale_base tokens."""
+    """Returns the buffer of the class: the factor by which each pair of channels decreases over scale_base
+    tokens."""
     return (torch.arange(0, HEAD_DIM, 2, dtype=dtype) + 0.4 * HEAD_DIM) / (1.4 * HEAD_DIM)
 
 
 def xpos(x, places, centre, exponent):
-    """Queries with the exponent 1 / scale_base decrease with their positions, and keys with its negative increase."""
+    """Applies xPos. Queries use the exponent 1 / scale_base and decrease with their positions. Keys use the
+    negative exponent and increase."""
     pair = torch.arange(0, HEAD_DIM, 2, dtype=x.dtype)
     angles = places[:, None] * 10000.0 ** (-pair / HEAD_DIM)
-    return turned(x, angles, xpos_scale(x.dtype) ** ((places[:, None] - centre) * exponent))
+    return rotated(x, angles, xpos_scale(x.dtype) ** ((places[:, None] - centre) * exponent))
 
 
-def sines(length, like):
-    """fairseq's table: all sines, then all cosines. The first token comes after the pad."""
+def sinusoidal_table(length, like):
+    """Returns fairseq's table: all sines, then all cosines. The first token has the position PAD + 1."""
     place = torch.arange(PAD + 1, PAD + 1 + length, dtype=like.dtype)[:, None]
     angles = place * torch.exp(torch.arange(DIM // 2, dtype=like.dtype) * -math.log(10000) / (DIM // 2 - 1))
     return torch.cat([angles.sin(), angles.cos()], -1)
 
 
 def attend(w, config, q, k, v, centre):
-    """The last len(q) of len(k) tokens, with positions from 0 on and xPos scales around `centre`."""
+    """Attention of the last len(q) of len(k) tokens. The first key has position 0. xPos scales are relative
+    to `centre`."""
     places = torch.arange(len(k), dtype=k.dtype)
-    mine = places[len(k) - len(q):]
+    query_places = places[len(k) - len(q):]
     if config["xpos_rel_pos"]:
         exponent = 1 / config["xpos_scale_base"]
-        q, k = xpos(q, mine, centre, exponent), xpos(k, places, centre, -exponent)
+        q, k = xpos(q, query_places, centre, exponent), xpos(k, places, centre, -exponent)
     scores = torch.einsum("ihd,jhd->hij", q, k) * HEAD_DIM ** -0.5
-    distance = mine[:, None] - places
+    distance = query_places[:, None] - places
     if config["rel_pos_buckets"]:
         bucket = (distance.clamp(min=0)[..., None] >= torch.tensor(T5_BEGINS)).sum(-1) - 1
         table = w["self_attn_relative_position.relative_attention_bias.weight"]
@@ -160,8 +163,8 @@ def attend(w, config, q, k, v, centre):
 
 
 def attend_in_blocks(w, config, q, k, v):
-    """The LeX authors' fork on rows longer than block_size: tiles of half a block, each of which sees
-    itself and the previous tile, with positions from 0 on in each such pair."""
+    """Attention of the LeX authors' fork on rows longer than block_size. A row is split into tiles of half a
+    block. Each tile sees itself and the previous tile, and the first token of this pair has position 0."""
     half = config["block_size"] // 2
     return torch.cat([attend(w, config, q[begin:begin + half], k[max(0, begin - half):begin + half],
                              v[max(0, begin - half):begin + half], half)
@@ -196,8 +199,8 @@ def head_of(w, config):
     return w["embed_tokens.weight" if shared else "output_projection.weight"]
 
 
-def through_layers(config, x, branches, of):
-    """x through branches, as (norm's name, function) each; `of` norms by a name."""
+def apply_branches(config, x, branches, of):
+    """Applies branches, each given as (name of its norm, function), to x. `of(x, name)` applies a norm."""
     alpha = (2.0 * LAYERS) ** 0.25 if config["deepnorm"] else 1.0
     before = config["decoder_normalize_before"]
     for name, branch in branches:
@@ -211,7 +214,7 @@ def decoder_log_probs(config):
         if config["decoder_learned_pos"]:
             x = x + w["embed_positions.weight"][PAD + 1:][:len(ids)]
         elif not config["no_token_positional_embeddings"]:
-            x = x + sines(len(ids), x)
+            x = x + sinusoidal_table(len(ids), x)
         if config["layernorm_embedding"]:
             x = layer_norm(x, w, "layernorm_embedding")
         branches = []
@@ -221,7 +224,7 @@ def decoder_log_probs(config):
                 (prefix + "self_attn_layer_norm",
                  lambda h, prefix=prefix: attention(w, config, prefix + "self_attn.", h)),
                 (prefix + "final_layer_norm", lambda h, prefix=prefix: mlp(w, config, prefix + "ffn.", h))]
-        x = through_layers(config, x, branches, lambda h, name: layer_norm(h, w, name))
+        x = apply_branches(config, x, branches, lambda h, name: layer_norm(h, w, name))
         return next_token_log_probs(F.linear(x, head_of(w, config)), ids)
     return log_probs
 
@@ -231,8 +234,8 @@ def decays(like):
 
 
 def in_parallel(q, k, v):
-    """[T, H, *] each -> [T, H, V]: rows of decays by the root of their sums, rows of scores by the sums
-    of their absolute values, at least 1 and at most 5e4."""
+    """Returns [T, H, V] from q, k and v [T, H, *]. Rows of decays are divided by the square roots of their
+    sums, and rows of scores by the sums of their absolute values, which are clamped to 1 to 5e4."""
     place = torch.arange(len(q), dtype=q.dtype)
     distance = place[:, None] - place
     rows = (decays(q)[:, None, None] * distance.clamp(min=0)).exp() * (distance >= 0)
@@ -258,7 +261,7 @@ def retention(w, prefix, x, form):
     key_dim = DIM // RETNET_HEADS
     place = torch.arange(len(x), dtype=x.dtype)[:, None]
     angles = place * 10000.0 ** -torch.linspace(0, 1, key_dim // 2, dtype=x.dtype)
-    o = form(turned(q, angles), turned(k * key_dim ** -0.5, angles), v)
+    o = form(rotated(q, angles), rotated(k * key_dim ** -0.5, angles), v)
     o = rms_norm(o, 1.0).flatten(1)
     return linear(F.silu(linear(x, w, prefix + "g_proj")) * o, w, prefix + "out_proj")
 
@@ -279,18 +282,18 @@ def retnet_log_probs(config, form):
                           lambda h, prefix=prefix: retention(w, prefix + "retention.", h, form)),
                          (prefix + "final_layer_norm",
                           lambda h, prefix=prefix: glu(w, prefix + "ffn.", h))]
-        x = through_layers(config, x, branches, lambda h, name: rms_norm(h, w[name + ".weight"]))
+        x = apply_branches(config, x, branches, lambda h, name: rms_norm(h, w[name + ".weight"]))
         return next_token_log_probs(F.linear(x, head_of(w, config)), ids)
     return log_probs
 
 
 def without_prefix(log_probs):
-    """The same for weights with the names of a fairseq model."""
+    """Returns the same function for weights with the names of a fairseq model."""
     return lambda w, ids: log_probs({name.removeprefix("decoder."): w[name] for name in w}, ids)
 
 
 def small_values(weights, factor):
-    """Outputs of heads that are so small that the eps of their norm matters."""
+    """Returns weights with which outputs of heads are so small that the eps of their norm matters."""
     return {name: tensor * factor if ".retention.v_proj." in name else tensor
             for name, tensor in weights.items()}
 
@@ -312,11 +315,11 @@ class Decoder(AuthorsTest):
     def test_t5_biases(self):
         self.check_form(rel_pos_buckets=BUCKETS, max_rel_pos=LONGEST)
 
-    def test_a_table_after_the_scale_and_a_norm(self):
+    def test_scaled_embeddings_with_learned_positions_and_a_norm(self):
         self.check_form(no_token_positional_embeddings=False, decoder_learned_pos=True,
                         no_scale_embedding=False, layernorm_embedding=True)
 
-    def test_sines_of_fairseq(self):
+    def test_sinusoidal_positions_of_fairseq(self):
         self.check_form(no_token_positional_embeddings=False, no_scale_embedding=False)
 
     def test_post_norm(self):
@@ -335,7 +338,8 @@ class Decoder(AuthorsTest):
         self.check(weights, config, "torchscale_decoder", without_prefix(decoder_log_probs(config)))
 
     def test_blocks_of_the_fork(self):
-        """Half of block_size divides no row's length; one row is exactly as long as a block."""
+        """One row has exactly the length of a block. The lengths of longer rows are not multiples of half a
+        block."""
         for change in ({"xpos_rel_pos": True}, {"rel_pos_buckets": BUCKETS, "max_rel_pos": LONGEST},
                        {"no_token_positional_embeddings": False}):
             with self.subTest(change):
@@ -346,14 +350,14 @@ class Decoder(AuthorsTest):
                 self.check(weights, config, "torchscale_decoder", decoder_log_probs(config))
                 self.assertIn("block: 32", (self.dir / "run" / "config.textproto").read_text())
 
-    def test_no_blocks_of_the_fork(self):
+    def test_the_fork_without_blocks(self):
         config = DECODER | FORK | {"block_size": -1, "xpos_rel_pos": True}
         weights = random_weights(decoder_shapes(config)) | {"self_attn_xpos.scale": xpos_scale().half()}
-        said = self.import_folder(weights, config, "torchscale_decoder")
-        self.assertNotIn("warn", said)
+        output = self.import_folder(weights, config, "torchscale_decoder")
+        self.assertNotIn("warn", output)
         self.assertIn("block: 0", (self.dir / "run" / "config.textproto").read_text())
 
-    def test_a_scale_that_the_config_does_not_imply(self):
+    def test_an_xpos_scale_that_contradicts_the_config_is_refused(self):
         for config, scale, part in (
                 (DECODER | {"xpos_rel_pos": True}, xpos_scale() - 0.03,
                  "self_attn_xpos.scale: element 0 is 0.2557"),
@@ -365,27 +369,27 @@ class Decoder(AuthorsTest):
                 self.assertIn(part, self.import_folder(weights, config, "torchscale_decoder", code=3))
                 self.assertFalse((self.dir / "run").exists())
 
-    def test_warns_of_no_key_that_the_examples_carry(self):
+    def test_keys_of_the_examples_cause_no_warning(self):
         weights = random_weights(decoder_shapes(DECODER))
-        said = self.import_folder(weights, DECODER | FAIRSEQ, "torchscale_decoder")
-        self.assertNotIn("warn", said)
+        output = self.import_folder(weights, DECODER | FAIRSEQ, "torchscale_decoder")
+        self.assertNotIn("warn", output)
         self.tearDown()
         self.setUp()
         changed = DECODER | FAIRSEQ | {"add_bos_token": True, "base_layers": 2, "rotary": None}
-        said = self.import_folder(weights, changed, "torchscale_decoder")
-        self.assertIn("ignoring unknown keys: add_bos_token, base_layers, rotary", said)
+        output = self.import_folder(weights, changed, "torchscale_decoder")
+        self.assertIn("ignoring unknown keys: add_bos_token, base_layers, rotary", output)
 
-    def test_says_what_does_not_fit(self):
+    def test_tensors_that_do_not_fit_are_listed(self):
         weights = random_weights(decoder_shapes(DECODER))
         weights["layers.1.surplus"] = weights.pop("layers.1.ffn.fc1.bias")
         weights["layer_norm.bias"] = weights["layer_norm.bias"][1:].clone()
-        said = self.import_folder(weights, DECODER, "torchscale_decoder", code=3)
+        output = self.import_folder(weights, DECODER, "torchscale_decoder", code=3)
         for part in ("missing: layers.1.ffn.fc1.bias [48]", "unexpected: layers.1.surplus [48]",
                      "layer_norm.bias: file [31], model [32]"):
-            self.assertIn(part, said)
+            self.assertIn(part, output)
         self.assertFalse((self.dir / "run").exists())
 
-    def test_says_which_options_it_has_no_form_of(self):
+    def test_unsupported_options_are_refused(self):
         for change, part in (
                 ({"deepnorm": True}, "deepnorm and decoder_normalize_before are both true"),
                 ({"decoder_normalize_before": False}, "subln is true and decoder_normalize_before is false"),
@@ -416,13 +420,13 @@ class RetNet(AuthorsTest):
     def test_parallel(self):
         self.check_form()
 
-    def test_parallel_where_eps_counts(self):
+    def test_parallel_with_small_outputs(self):
         self.check_form(factor=2e-3)
 
     def test_token_by_token(self):
         self.check_form(token_by_token, row_norm="decay")
 
-    def test_token_by_token_where_eps_counts(self):
+    def test_token_by_token_with_small_outputs(self):
         self.check_form(token_by_token, factor=2e-3, row_norm="decay")
 
     def test_other_parts(self):
@@ -432,10 +436,10 @@ class RetNet(AuthorsTest):
     def test_deep_norm(self):
         self.check_form(decoder_normalize_before=False, deepnorm=True)
 
-    def test_warns_of_no_key_that_the_examples_carry(self):
-        said = self.import_folder(random_weights(retnet_shapes(RETNET)), RETNET | FAIRSEQ,
+    def test_keys_of_the_examples_cause_no_warning(self):
+        output = self.import_folder(random_weights(retnet_shapes(RETNET)), RETNET | FAIRSEQ,
                                   "torchscale_retnet")
-        self.assertNotIn("warn", said)
+        self.assertNotIn("warn", output)
 
     def test_buffers_are_left_out(self):
         weights = {"decoder." + name: tensor
@@ -445,19 +449,19 @@ class RetNet(AuthorsTest):
         self.check(weights, RETNET, "torchscale_retnet",
                    without_prefix(retnet_log_probs(RETNET, in_parallel)))
 
-    def test_says_what_does_not_fit(self):
+    def test_tensors_that_do_not_fit_are_listed(self):
         weights = random_weights(retnet_shapes(RETNET))
         weights["layers.0.retention.group_norm.weight"] = torch.rand(VALUES // RETNET_HEADS)
-        said = self.import_folder(weights, RETNET | {"decoder_layers": 3}, "torchscale_retnet", code=3)
+        output = self.import_folder(weights, RETNET | {"decoder_layers": 3}, "torchscale_retnet", code=3)
         for part in ("missing: layers.2.retention.v_proj.weight [56, 32]",
                      "unexpected: layers.0.retention.group_norm.weight [28]"):
-            self.assertIn(part, said)
+            self.assertIn(part, output)
         self.tearDown()
         self.setUp()
-        said = self.import_folder(weights, RETNET | {"row_norm": "rows", "deepnorm": True},
+        output = self.import_folder(weights, RETNET | {"row_norm": "rows", "deepnorm": True},
                                   "torchscale_retnet", code=3)
-        self.assertIn("row_norm is 'rows'. Use one of torchscale_parallel, decay, none.", said)
-        self.assertIn("deepnorm and decoder_normalize_before are both true", said)
+        self.assertIn("row_norm is 'rows'. Use one of torchscale_parallel, decay, none.", output)
+        self.assertIn("deepnorm and decoder_normalize_before are both true", output)
 
 
 if __name__ == "__main__":

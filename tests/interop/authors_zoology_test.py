@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""halflife import --layout zoology: the scores of small models of associative recall with their
-authors' tensor names equal forwards in fp64.
+"""Tests halflife import --layout zoology. The scores of small models of associative recall with their
+authors' tensor names must equal a forward in fp64.
 
     .venv-compare/bin/python tests/interop/authors_zoology_test.py build/cpu/src/cli/halflife
 """
@@ -154,7 +154,7 @@ def shapes_of(config):
 
 
 def position_features():
-    """Features of a filter's positions: time, and one slow wave."""
+    """Returns the position features of a filter: the time, and the cosine and sine of a slow wave."""
     place = torch.arange(POSITIONS, dtype=torch.float64)
     wave = 1e-4 * 2 * math.pi * place / POSITIONS
     return torch.stack([place / (POSITIONS - 1), wave.cos(), -wave.sin()], -1)
@@ -165,7 +165,7 @@ def weights_of(config):
     for name in list(weights):
         features = position_features().float()[None]
         if name.endswith("filter_fn.pos_emb.z"):
-            weights[name] += features  # it is trained
+            weights[name] += features  # this table is trained
         elif name.endswith("conv.pos_emb.z"):
             weights[name] = features
         elif name.endswith("pos_emb.t"):
@@ -174,8 +174,8 @@ def weights_of(config):
             weights[name] = torch.linspace(math.log(0.01) / 1.5, math.log(0.01) / 0.3, DIM)[None, None]
         elif name.endswith(".1.freq"):
             weights[name] += 1
-            for again in "35":  # one module thrice, as a state_dict has it
-                weights[name.replace(".1.freq", f".{again}.freq")] = weights[name].clone()
+            for number in "35":  # one module is used three times, so a state_dict has three copies
+                weights[name.replace(".1.freq", f".{number}.freq")] = weights[name].clone()
     return weights
 
 
@@ -189,7 +189,7 @@ def short_conv(x, weight, bias):
 
 
 def long_conv(x, filters):
-    """Sums of earlier tokens, filters [T, D]."""
+    """Returns the causal convolution of x with filters [T, D]."""
     steps = x.shape[0]
     place = torch.arange(steps)
     distance = place[:, None] - place
@@ -293,7 +293,8 @@ def mamba_block(stream, w, block):
 
 
 def log_probs(config, w, ids):
-    """Branches are added before the next norm, so an identity adds the second norm."""
+    """Branches are added before the next norm, so an identity as the state mixer adds the output of the
+    second norm."""
     table = w["backbone.embeddings.word_embeddings.weight"]
     stream = table[torch.tensor(ids)]
     if config["max_position_embeddings"] > 0:
@@ -321,7 +322,7 @@ class AuthorsZoology(AuthorsTest):
         self.check(weights or weights_of(config), config, "zoology",
                    lambda w, ids: log_probs(config, w, ids))
 
-    def test_every_mixer_alone(self):
+    def test_every_mixer(self):
         for name in MIXERS:
             with self.subTest(name):
                 self.check_config(config_of(module(name)))
@@ -331,15 +332,15 @@ class AuthorsZoology(AuthorsTest):
             with self.subTest(name):
                 self.check_config(config_of(hybrid(module("BaseConv"), module(name))))
 
-    def test_a_list_begins_anew_where_it_ends(self):
+    def test_a_short_list_of_mixers_is_repeated(self):
         config = config_of(hybrid(module("BaseConv"), module("MHA"), module("Based")), layers=5)
         self.check_config(config)
 
     def test_mlp_and_no_positions(self):
         self.check_config(config_of(module("RWKVTimeMixer"), state_mixer=MLP, max_position_embeddings=0))
 
-    def test_blocks_of_mamba_alone(self):
-        """With any name of the sequence mixer."""
+    def test_models_of_mamba_blocks(self):
+        """The name of the sequence mixer is ignored."""
         for name in ("Mamba", "MHA"):
             with self.subTest(name):
                 described = module(name) | {"kwargs": {"d_state": STATES}}
@@ -357,13 +358,13 @@ class AuthorsZoology(AuthorsTest):
         self.check_config(config_of(module("BaseConv", kernel_size=-1)))
         self.check_config(config_of(module("BaseConv", kernel_size=[4, -1, 1], use_act=True), layers=3))
 
-    def test_rebased_with_less_than_a_norm(self):
+    def test_rebased_with_partial_norms(self):
         for gamma in (True, False):
             with self.subTest(gamma=gamma):
                 parts = {"use_gamma": gamma, "use_beta": gamma, "normalize": False}
                 self.check_config(config_of(hybrid(module("BaseConv"), module("ReBased", **parts))))
 
-    def test_rebased_with_a_beta_that_it_does_not_use(self):
+    def test_an_unused_beta_of_rebased_is_reported(self):
         parts = {"use_gamma": True, "use_beta": False, "normalize": False}
         config = config_of(hybrid(module("BaseConv"), module("ReBased", **parts)))
         self.check_config(config)
@@ -374,14 +375,14 @@ class AuthorsZoology(AuthorsTest):
                       f"{mixer}ln_k.beta, {mixer}ln_q.beta\n",
                       self.import_folder(weights_of(config), config, "zoology"))
 
-    def test_a_head_beside_the_table_that_it_equals(self):
+    def test_a_head_equal_to_the_embedding_is_tied(self):
         config = config_of(module("Based"))
         weights = weights_of(config)
         weights["lm_head.weight"] = weights["backbone.embeddings.word_embeddings.weight"].clone()
         self.check_config(config, weights)
         self.assertIn("tied: true", (self.dir / "run" / "config.textproto").read_text())
 
-    def test_labels_of_the_data_where_config_says_so(self):
+    def test_the_objective_labelled_is_kept(self):
         config = config_of(module("BaseConv"), objective="labelled")
         self.import_folder(weights_of(config), config, "zoology")
         self.assertIn("labelled", (self.dir / "run" / "config.textproto").read_text())
@@ -391,7 +392,7 @@ class AuthorsZoology(AuthorsTest):
         self.assertIn("Use next_token or labelled.",
                       self.import_folder(weights_of(config), config, "zoology", code=3))
 
-    def test_says_what_does_not_fit(self):
+    def test_tensors_that_do_not_fit_are_listed(self):
         config = config_of(hybrid(module("Hyena"), module("MHA")))
         weights = weights_of(config)
         hyena_filter = "backbone.layers.0.sequence_mixer.mixer.filter_fn.implicit_filter."
@@ -399,15 +400,15 @@ class AuthorsZoology(AuthorsTest):
         heads = "backbone.layers.1.sequence_mixer."
         weights[heads + "Wqkv.weight"] = weights.pop(heads + "mixer.Wqkv.weight")
         weights[heads + "mixer.Wqkv.bias"] = weights[heads + "mixer.Wqkv.bias"][:DIM].clone()
-        said = self.import_folder(weights, config, "zoology", code=3)
+        output = self.import_folder(weights, config, "zoology", code=3)
         for part in (f"missing: {heads}mixer.Wqkv.weight [96, 32]",
                      f"unexpected: {heads}Wqkv.weight [96, 32]",
                      f"unexpected: {hyena_filter}5.freq [1, 16]",  # other sines than the first layer's
                      f"{heads}mixer.Wqkv.bias: file [32], model [96]"):
-            self.assertIn(part, said)
+            self.assertIn(part, output)
         self.assertFalse((self.dir / "run").exists())
 
-    def test_says_which_options_it_has_no_form_of(self):
+    def test_unsupported_options_are_refused(self):
         for config, part in (
                 (config_of(module("MHA"), block_type="ParallelBlock"), "block_type is 'ParallelBlock'"),
                 (config_of(module("Mamba"), block_type="MambaBlock", resid_dropout=0.5),

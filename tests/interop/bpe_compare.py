@@ -1,9 +1,9 @@
-"""halflife's byte-level BPE and the tokenizers library give equal ids and equal text, line by line, with
-`--special-tokens plain` and `parse`.
+"""Compares halflife's byte-level BPE with the tokenizers library. Ids and text must be equal, line by line,
+with `--special-tokens plain` and `parse`.
 
     bpe_compare.py TOKENIZER_TOOL REPOSITORY [NUM_LINES]
 
-Trains small tokenizers of the kinds in use, and compares on real English and on mixed Unicode.
+Trains small tokenizers of all common kinds, and compares them on English text and on mixed Unicode.
 """
 
 import json
@@ -39,7 +39,7 @@ def byte_level(add_prefix_space=False, use_regex=False):
 
 
 def kinds():
-    """name -> pre-tokenizer, normalizer, added tokens, changes of the JSON."""
+    """Returns {name: (pre-tokenizer, normalizer, added tokens, changes of the JSON)}."""
     special = [AddedToken("<|im_start|>", special=True, normalized=False),
                AddedToken("<|im_end|>", special=True, normalized=False)]
     return {
@@ -80,7 +80,7 @@ def make(folder, kind, corpus):
     tokenizer.add_tokens(added)
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"$A {EOS}", special_tokens=[(EOS, tokenizer.token_to_id(EOS))])
-    # A limit on the length of calls must not cut text.
+    # halflife must ignore the truncation length of the file.
     tokenizer.enable_truncation(8)
     spec = json.loads(tokenizer.to_str())
     spec["model"]["ignore_merges"] = changes.get("ignore_merges", False)

@@ -1,6 +1,6 @@
-"""Chat templates render, tokenise and mark the text of assistants as transformers does: for five templates, 20
-conversations and several tokenizers, the ids and the mask of `apply_chat_template` are equal, with and without a
-generation prompt. The Jinja form that halflife writes renders the same text.
+"""Compares halflife's chat templates with transformers. For five templates, 20 conversations and several
+tokenizers, the ids and the assistant mask must equal those of `apply_chat_template`, with and without a
+generation prompt. The Jinja templates that halflife writes must render the same text.
 
     chat_compare.py TOKENIZER_TOOL REPOSITORY
 """
@@ -20,7 +20,8 @@ import texts
 
 
 def turn(before, content, end, after="", lead=""):
-    """Jinja of one turn: the mask is on what an assistant writes, which is all but `before` and `after`."""
+    """Returns the Jinja code of one message. The assistant mask covers everything except `before` and
+    `after`."""
     text = f"{lead!r} + {content} + {end}"
     return (f"{{{{ {before} }}}}{{% if m.role == 'assistant' %}}{{% generation %}}{{{{ {text} }}}}{{% endgeneration %}}"
             f"{{% else %}}{{{{ {text} }}}}{{% endif %}}{{{{ {after!r} }}}}")
@@ -72,7 +73,7 @@ def run(tool, *arguments):
 
 
 def compare(name, tool, folder, theirs, chats, scratch):
-    """Returns the number of faults of all templates with one tokenizer."""
+    """Compares all templates with one tokenizer. Returns the number of faults."""
     source, result = scratch / "chats", scratch / "chat_ids"
     source.write_text("".join(json.dumps(chat) + "\n" for chat in chats))
     faults = 0
@@ -84,19 +85,19 @@ def compare(name, tool, folder, theirs, chats, scratch):
             ours = json.loads(line)
             wanted = theirs.apply_chat_template(chat, chat_template=jinja, tokenize=True, return_dict=True,
                                                 return_assistant_tokens_mask=True)
-            asked = theirs.apply_chat_template(chat, chat_template=jinja, tokenize=True, return_dict=True,
+            prompt_ids = theirs.apply_chat_template(chat, chat_template=jinja, tokenize=True, return_dict=True,
                                                add_generation_prompt=True)
             num_ids += len(ours["ids"])
             num_assistant += sum(ours["assistant"])
             equal = (ours["ids"] == wanted["input_ids"] and ours["assistant"] == wanted["assistant_masks"] and
-                     ours["prompt"] == asked["input_ids"])
+                     ours["prompt"] == prompt_ids["input_ids"])
             for add in (False, True):
                 equal &= (theirs.apply_chat_template(chat, chat_template=written, tokenize=False, add_generation_prompt=add)
                           == theirs.apply_chat_template(chat, chat_template=jinja, tokenize=False, add_generation_prompt=add))
             if not equal:
                 different += 1
                 if different == 1:
-                    print(f"  {chat!r}\n    ours   {ours}\n    theirs {wanted}\n    asked  {asked}")
+                    print(f"  {chat!r}\n    ours   {ours}\n    theirs {wanted}\n    prompt {prompt_ids}")
         print(f"{name}, {template}: {len(chats)} conversations, {num_ids} ids, {num_assistant} of assistants, "
               f"{different} differences", flush=True)
         faults += different + (num_assistant == 0)
@@ -104,7 +105,7 @@ def compare(name, tool, folder, theirs, chats, scratch):
 
 
 def check_single_ids(tool, folder, theirs, scratch):
-    """Returns 1 if a name of a special token is not one id."""
+    """Returns 1 if the name of a special token is split into several ids, otherwise 0."""
     source, result = scratch / "chats", scratch / "chat_ids"
     source.write_text(json.dumps([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]) + "\n")
     run(tool, "chat", folder, "chatml", source, result)

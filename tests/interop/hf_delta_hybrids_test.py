@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""halflife import, score and export agree with the hybrids of Gated DeltaNet and softmax attention
-of transformers: Qwen3.5, Qwen3-Next without experts, OLMo Hybrid.
+"""Tests that halflife import, score and export agree with transformers for hybrids of Gated DeltaNet and
+softmax attention: Qwen3.5, Qwen3-Next without experts, OLMo Hybrid.
 
     .venv-compare/bin/python tests/interop/hf_delta_hybrids_test.py build/cpu/src/cli/halflife
 """
@@ -12,11 +12,11 @@ import unittest
 
 import hf_models_test as shared
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-# With matrices of standard deviation 0.2, transformers in fp32 is up to 1.6e-3 away from itself in
-# fp64; with 0.1 it is 2e-5.
+# With matrices of standard deviation 0.2, transformers in fp32 differs from transformers in fp64 by up
+# to 1.6e-3. With 0.1 the difference is 2e-5.
 FRAME = {"vocab_size": shared.VOCAB, "hidden_size": 32, "intermediate_size": 48,
          "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
          "initializer_range": 0.1, "max_position_embeddings": 256, "linear_num_key_heads": 2,
@@ -49,7 +49,7 @@ OLMO_VARIANTS = {
                      "linear_conv_kernel_dim": 3,
                      "layer_types": ["full_attention", "linear_attention", "linear_attention",
                                      "full_attention", "linear_attention"]},
-    "the_usual_widths": {"linear_num_key_heads": None, "linear_num_value_heads": None,
+    "default_widths": {"linear_num_key_heads": None, "linear_num_value_heads": None,
                          "linear_key_head_dim": None, "linear_value_head_dim": None,
                          "num_key_value_heads": None, "num_hidden_layers": 3},
     "equal_widths": {"linear_value_head_dim": 8, "linear_num_value_heads": 2,
@@ -58,7 +58,7 @@ OLMO_VARIANTS = {
 
 
 def random_sizes(seed):
-    """Sizes of a small model that no list above has."""
+    """Returns the sizes of a small model that differ from all lists above."""
     rng = random.Random(seed)
     key_heads, kv_heads = rng.choice([1, 2, 3]), rng.choice([1, 2])
     layers = rng.randint(2, 5)
@@ -78,23 +78,24 @@ class DeltaHybrids(unittest.TestCase):
     setUp = shared.HfModels.setUp
     tearDown = shared.HfModels.tearDown
     fresh = shared.HfModels.fresh
-    check_all_ways = shared.HfModels.check_all_ways
-    check_theirs = shared.HfModels.check_theirs
+    check_round_trips = shared.HfModels.check_round_trips
+    check_exported_folder = shared.HfModels.check_exported_folder
     check_same_tensors = shared.HfModels.check_same_tensors
 
     @staticmethod
     def log_probs_of(model):
-        model.config.use_cache = False  # a cache of linear attention alone fails in transformers
+        model.config.use_cache = False  # transformers fails on a cache without softmax layers
         return shared.HfModels.log_probs_of(model)
 
     def make_folder(self, model_type, config):
-        """Writes a folder under the names of published models: save_pretrained of olmo_hybrid does not."""
+        """Writes a folder with the tensor names of published models, which save_pretrained of olmo_hybrid
+        changes."""
         torch.manual_seed(9)
         config = {key: value for key, value in config.items() if value is not None}
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **config))
         model = model.float().eval()
         shared.HfModels.move_vectors(model)
-        folder = self.dir / "theirs"
+        folder = self.dir / "original"
         folder.mkdir()
         tensors = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()}
         if config.get("tie_word_embeddings"):
@@ -112,7 +113,7 @@ class DeltaHybrids(unittest.TestCase):
 
     def check(self, model_type, config):
         folder, model = self.make_folder(model_type, config)
-        exported = self.check_theirs(folder, self.log_probs_of(model), type(model),
+        exported = self.check_exported_folder(folder, self.log_probs_of(model), type(model),
                                      ("--model-type", model_type))
         self.check_same_tensors(folder, exported)
         theirs, ours = (AutoConfig.from_pretrained(path).to_dict() for path in (folder, exported))
@@ -149,34 +150,34 @@ class DeltaHybrids(unittest.TestCase):
                         del sizes["num_experts"]
                     self.check(model_type, sizes)
 
-    def test_a_share_of_null_rotates_whole_heads(self):
+    def test_a_null_partial_rotary_factor_rotates_whole_heads(self):
         folder, model = self.make_folder("qwen3_5_text", QWEN | {"partial_rotary_factor": 1.0})
         shared.change_config(folder, lambda config: (config.pop("rope_parameters"),
                                                      config.update(partial_rotary_factor=None)))
         theirs = AutoModelForCausalLM.from_pretrained(folder).float().eval()
         want = self.log_probs_of(theirs)
-        self.assertLess(shared.widest(self.log_probs_of(model), want), 1e-5)
-        self.check_theirs(folder, want, type(theirs))
+        self.assertLess(shared.max_difference(self.log_probs_of(model), want), 1e-5)
+        self.check_exported_folder(folder, want, type(theirs))
 
-    def test_the_class_that_fits_without_being_named(self):
+    def test_the_exported_class_is_chosen_automatically(self):
         for model_type, config, wanted in (("qwen3_5_text", QWEN, "qwen3_5_text"),
                                            ("qwen3_next", QWEN | {"num_experts": 0}, "qwen3_5_text"),
                                            ("olmo_hybrid", OLMO, "olmo_hybrid")):
             with self.fresh(model_type):
                 folder, model = self.make_folder(model_type, config)
-                exported = self.check_all_ways(folder, self.log_probs_of(model))
+                exported = self.check_round_trips(folder, self.log_probs_of(model))
                 self.assertEqual(json.loads((exported / "config.json").read_text())["model_type"], wanted)
 
     def test_layers_by_an_interval(self):
         """Older folders have no layer_types."""
         folder, model = self.make_folder("qwen3_5_text", QWEN | {"full_attention_interval": 3})
         for interval in (3, None):
-            if interval is None:  # the usual one, 4
+            if interval is None:  # the default, 4
                 folder, model = (self.tearDown(), self.setUp(), self.make_folder("qwen3_5_text", QWEN))[2]
             shared.change_config(folder, lambda config: (config.pop("layer_types"),
                                                          config.update(full_attention_interval=interval)))
             got = shared.score(folder, shared.sequences(), self.dir)
-            self.assertLess(shared.widest(got, self.log_probs_of(model)), shared.TOLERANCE)
+            self.assertLess(shared.max_difference(got, self.log_probs_of(model)), shared.TOLERANCE)
 
     def test_a_published_folder_that_also_sees_images(self):
         """Sizes are in text_config, and other tensors are skipped."""
@@ -194,13 +195,13 @@ class DeltaHybrids(unittest.TestCase):
         (folder / "config.json").write_text(json.dumps({
             "model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"],
             "image_token_id": 5, "vision_config": {"depth": 2}, "text_config": text}))
-        exported = self.check_all_ways(folder, want)
+        exported = self.check_round_trips(folder, want)
         back = AutoModelForCausalLM.from_pretrained(exported).float().eval()
         self.assertEqual(back.config.model_type, "qwen3_5_text")
-        self.assertLess(shared.widest(self.log_probs_of(back), want), shared.TOLERANCE)
+        self.assertLess(shared.max_difference(self.log_probs_of(back), want), shared.TOLERANCE)
         shared.change_config(folder, lambda config: config.pop("text_config"))
-        said = shared.halflife("import", "--from", folder, "--out", self.dir / "run3", code=3)
-        self.assertIn("config.json has no text_config, the object with the sizes of a qwen3_5 model. Add", said)
+        output = shared.halflife("import", "--from", folder, "--out", self.dir / "run3", code=3)
+        self.assertIn("config.json has no text_config, the object with the sizes of a qwen3_5 model. Add", output)
 
     def test_a_folder_that_transformers_saved(self):
         """save_pretrained of olmo_hybrid divides convolutions into equal parts and renames norms."""
@@ -212,14 +213,14 @@ class DeltaHybrids(unittest.TestCase):
         self.assertIn("model.layers.0.attention_layer_norm.weight", names)
         self.assertEqual(names["model.layers.0.linear_attn.q_conv1d.weight"][0], (16 + 16 + 48) // 3 + 1)
         for i, source in enumerate((folder, saved)):
-            self.assertLess(shared.widest(shared.score(source, shared.sequences(), self.dir), want),
+            self.assertLess(shared.max_difference(shared.score(source, shared.sequences(), self.dir), want),
                             shared.TOLERANCE)
             shared.halflife("import", "--from", source, "--out", self.dir / f"run{i}")
             shared.halflife("export", "--run", self.dir / f"run{i}", "--out", self.dir / f"exported{i}")
         self.assertEqual(*(shared.files_of(self.dir / f"exported{i}") for i in range(2)))
         shared.change_weights(saved, lambda weights: weights.pop("model.layers.0.linear_attn.k_conv1d.weight"))
-        said = shared.halflife("import", "--from", saved, "--out", self.dir / "run", code=3)
-        self.assertIn("missing: model.layers.0.linear_attn.k_conv1d.weight", said)
+        output = shared.halflife("import", "--from", saved, "--out", self.dir / "run", code=3)
+        self.assertIn("missing: model.layers.0.linear_attn.k_conv1d.weight", output)
 
     def test_folders_that_are_refused(self):
         cases = (
@@ -245,8 +246,8 @@ class DeltaHybrids(unittest.TestCase):
             with self.fresh(message):
                 folder, _ = self.make_folder(model_type, config)
                 shared.change_config(folder, lambda written: written.update(change))
-                said = shared.halflife("import", "--from", folder, "--out", self.dir / "run", code=3)
-                self.assertIn(message, said)
+                output = shared.halflife("import", "--from", folder, "--out", self.dir / "run", code=3)
+                self.assertIn(message, output)
 
     def test_layers_with_experts_that_are_all_excluded(self):
         folder, model = self.make_folder("qwen3_next", QWEN | {"num_experts": 0})
@@ -254,29 +255,29 @@ class DeltaHybrids(unittest.TestCase):
                      {"num_experts": 4, "mlp_only_layers": [1, 3], "decoder_sparse_step": 2}):
             shared.change_config(folder, lambda config: config.update(keys))
             got = shared.score(folder, shared.sequences(), self.dir)
-            self.assertLess(shared.widest(got, self.log_probs_of(model)), shared.TOLERANCE)
+            self.assertLess(shared.max_difference(got, self.log_probs_of(model)), shared.TOLERANCE)
 
     def test_models_that_no_class_expresses(self):
         folder, _ = self.make_folder("olmo_hybrid", OLMO)
         shared.halflife("import", "--from", folder, "--out", self.dir / "run")
-        said = shared.halflife("export", "--run", self.dir / "run", "--out", self.dir / "exported",
+        output = shared.halflife("export", "--run", self.dir / "run", "--out", self.dir / "exported",
                                "--model-type", "qwen3_5_text", code=2)
         for line in ("the norm is not zero_centered", "hybrid layers have a block of their own",
                      "allow_neg_eigval is true. Only false is supported.",
                      "in the softmax layers, output_gate is none. Only sigmoid is supported.",
                      "qk_norm_over is all_heads. Only head is supported."):
-            self.assertIn("qwen3_5_text: " + line, said)
+            self.assertIn("qwen3_5_text: " + line, output)
 
     def test_irregular_layers_are_reported(self):
         for name, warned in (("plain", False), ("other_layers", True)):
             with self.fresh(name):
                 folder, _ = self.make_folder("qwen3_5_text", QWEN | QWEN_VARIANTS[name])
                 shared.halflife("import", "--from", folder, "--out", self.dir / "run")
-                said = shared.halflife("export", "--run", self.dir / "run", "--out", self.dir / "exported")
-                self.assertEqual("SGLang reads only full_attention_interval" in said, warned)
+                output = shared.halflife("export", "--run", self.dir / "run", "--out", self.dir / "exported")
+                self.assertEqual("SGLang reads only full_attention_interval" in output, warned)
 
     def test_tokenizers(self):
-        """Bytes in the form that the class loads."""
+        """Byte tokenizers are exported in the form that the class loads."""
         for model_type, config in (("qwen3_5_text", QWEN), ("olmo_hybrid", OLMO)):
             with self.fresh(model_type):
                 folder, _ = self.make_folder(model_type, config | {"vocab_size": 259})

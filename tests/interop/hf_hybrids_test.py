@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""halflife import, score and export agree with the hybrids of Mamba-2 and softmax attention of
-transformers.
+"""Tests that halflife import, score and export agree with transformers for hybrids of Mamba-2 and softmax
+attention.
 
     .venv-compare/bin/python tests/interop/hf_hybrids_test.py build/cpu/src/cli/halflife
 """
@@ -95,7 +95,7 @@ FALCON_VARIANTS = {
 class Hybrids(shared.HfModels):
     @staticmethod
     def log_probs_of(model):
-        """Without a cache, which models without attention layers cannot make."""
+        """Runs without a cache, because transformers has none for models without attention layers."""
         rows = []
         for ids in shared.sequences():
             with torch.no_grad():
@@ -104,17 +104,18 @@ class Hybrids(shared.HfModels):
         return rows
 
     def make_folder(self, **config):
-        return self.make_theirs(12, **{k: v for k, v in config.items()
+        return self.make_model_folder(12, **{k: v for k, v in config.items()
                                        if v is not None or k == "mamba_d_ssm"})
 
     def check_class(self, config, keys=()):
-        """Every way, and the exported folder has the tensors of theirs and the same values of `keys`."""
+        """Checks round trips. The exported folder must have the tensors of the original and its values of
+        `keys`."""
         folder, model = self.make_folder(**config)
-        exported = self.check_theirs(folder, self.log_probs_of(model), type(model),
+        exported = self.check_exported_folder(folder, self.log_probs_of(model), type(model),
                                      ("--model-type", config["model_type"]))
         self.check_same_tensors(folder, exported)
         theirs, ours = (AutoConfig.from_pretrained(path).to_dict() for path in (folder, exported))
-        # Without Mamba-2 layers, the model does not have the sizes that these keys give.
+        # A model without Mamba-2 layers does not store the sizes of these keys.
         has_mamba = any("mamba" in name for name, _ in model.named_parameters())
         for key in keys:
             if has_mamba or not key.startswith("mamba_"):
@@ -134,8 +135,8 @@ class Hybrids(shared.HfModels):
         self.check_variants(NEMOTRON, NEMOTRON_VARIANTS, ("layers_block_type", "time_step_min"))
 
     def test_nemotron_h_with_other_keys(self):
-        """The pattern, keys of older versions, keys without effect, layers for later tokens, and the
-        names of tensors in the class."""
+        """The folder has the pattern, keys of older versions, keys without effect, layers for multi-token
+        prediction, and the tensor names of the class."""
         folder, model = self.make_folder(**NEMOTRON, hybrid_override_pattern="M-*-")
         want = self.log_probs_of(model)
 
@@ -150,18 +151,18 @@ class Hybrids(shared.HfModels):
         shared.change_weights(folder, lambda all: all.update(
             {name.replace("backbone.", "model."): all.pop(name) for name in list(all)} |
             {"mtp.layers.0.norm.weight": torch.ones(32)}))
-        self.check_all_ways(folder, want)
+        self.check_round_trips(folder, want)
 
     def test_the_lower_limit_of_nemotron_h(self):
         folder, _ = self.make_folder(**NEMOTRON, hybrid_override_pattern="M-")
-        said = shared.halflife("import", "--from", folder, "--out", self.dir / "run")
-        self.assertIn("time_step_min is 0.001. transformers and halflife limit the step sizes", said)
-        said = shared.halflife("export", "--run", self.dir / "run", "--out", self.dir / "out",
+        output = shared.halflife("import", "--from", folder, "--out", self.dir / "run")
+        self.assertIn("time_step_min is 0.001. transformers and halflife limit the step sizes", output)
+        output = shared.halflife("export", "--run", self.dir / "run", "--out", self.dir / "out",
                                "--model-type", "nemotron_h")
-        self.assertIn("dt_limit_min is 0.001 and dt_limit_max is inf.", said)
+        self.assertIn("dt_limit_min is 0.001 and dt_limit_max is inf.", output)
         shared.change_config(folder, lambda config: config.update(time_step_min=0.0))
-        said = shared.halflife("import", "--from", folder, "--out", self.dir / "unlimited")
-        self.assertNotIn("time_step_min", said)
+        output = shared.halflife("import", "--from", folder, "--out", self.dir / "unlimited")
+        self.assertNotIn("time_step_min", output)
 
     def test_nemotron_h_that_is_refused(self):
         folder, _ = self.make_folder(**NEMOTRON, hybrid_override_pattern="M-")
@@ -169,15 +170,15 @@ class Hybrids(shared.HfModels):
                                  ("has - for layer 0, which follows neither M nor *.", "-M"),
                                  ("has - for layer 2, which follows neither M nor *.", "M--"),
                                  ("has X for layer 1. Use a model that has only M, * and -.", "MX")):
-            said = self.refused(folder, hybrid_override_pattern=pattern, layers_block_type=None)
-            self.assertIn("hybrid_override_pattern " + problem, said)
-        said = self.refused(folder, hybrid_override_pattern="M*", layers_block_type=["mamba", "mlp"],
+            output = self.refused(folder, hybrid_override_pattern=pattern, layers_block_type=None)
+            self.assertIn("hybrid_override_pattern " + problem, output)
+        output = self.refused(folder, hybrid_override_pattern="M*", layers_block_type=["mamba", "mlp"],
                             mamba_hidden_act="gelu", time_step_min=-1.0, attention_head_dim=9)
         for problem in ("hybrid_override_pattern and layers_block_type differ. Remove one of them.",
                         "mamba_hidden_act is 'gelu'. Only silu is supported.",
                         "time_step_min is -1. Use a number of at least 0.",
                         "attention_head_dim is 9, but head_dim is 8."):
-            self.assertIn(problem, said)
+            self.assertIn(problem, output)
 
     def test_nemotron_h_of_random_sizes(self):
         for seed in range(3):
@@ -209,25 +210,25 @@ class Hybrids(shared.HfModels):
                           normalization_function="rmsnorm", init_method="mup")
 
         shared.change_config(folder, make_old)
-        self.check_theirs(folder, self.log_probs_of(model), type(model),
+        self.check_exported_folder(folder, self.log_probs_of(model), type(model),
                           ("--model-type", "granitemoehybrid"))
 
     def test_granitemoehybrid_that_is_refused(self):
         folder, _ = self.make_folder(**GRANITE)
-        said = self.refused(folder, num_local_experts=4, logits_scaling=0, attention_multiplier=-1.0,
+        output = self.refused(folder, num_local_experts=4, logits_scaling=0, attention_multiplier=-1.0,
                             layer_types=["mamba", "sliding_attention", "mamba"], mamba_n_heads=7)
         for problem in ("num_local_experts is 4. Use a model without experts (num_local_experts 0).",
                         "logits_scaling is 0. Use a number above 0.",
                         "attention_multiplier is -1. Use a number above 0.",
                         'layer_types has "sliding_attention" for layer 1.',
                         "mamba_n_heads x mamba_d_head is 56. Only mamba_expand x hidden_size, 64,"):
-            self.assertIn(problem, said)
+            self.assertIn(problem, output)
 
     def test_bamba(self):
         self.check_variants(BAMBA, BAMBA_VARIANTS, ("attn_layer_indices", "mamba_d_head"))
 
     def test_bamba_with_another_key_of_the_rotation(self):
-        """transformers rotates half of a head, whatever the key outside of rope_parameters says."""
+        """transformers rotates half of a head and ignores the key outside of rope_parameters."""
         folder, model = self.make_folder(**BAMBA)
 
         def make_old(config):
@@ -235,15 +236,15 @@ class Hybrids(shared.HfModels):
             config.update(partial_rotary_factor=1.0, rope_theta=10000.0, attn_rotary_emb=4)
 
         shared.change_config(folder, make_old)
-        self.check_all_ways(folder, self.log_probs_of(model), "--model-type", "bamba")
+        self.check_round_trips(folder, self.log_probs_of(model), "--model-type", "bamba")
 
     def test_bamba_that_is_refused(self):
         folder, _ = self.make_folder(**BAMBA)
-        said = self.refused(folder, attn_layer_indices="all", hidden_act="gelu", mamba_d_head=9)
+        output = self.refused(folder, attn_layer_indices="all", hidden_act="gelu", mamba_d_head=9)
         for problem in ("attn_layer_indices is not a list. Write the numbers of the layers",
                         "hidden_act is 'gelu'. Only silu is supported.",
                         "mamba_n_heads x mamba_d_head is 72. Only mamba_expand x hidden_size, 64,"):
-            self.assertIn(problem, said)
+            self.assertIn(problem, output)
 
     def test_falcon_h1(self):
         self.check_variants(FALCON, FALCON_VARIANTS, tuple(FALCON_FACTORS) + (
@@ -251,16 +252,17 @@ class Hybrids(shared.HfModels):
 
     def test_falcon_h1_that_is_refused(self):
         folder, _ = self.make_folder(**FALCON)
-        said = self.refused(folder, ssm_multipliers=[1, 2], mlp_multipliers=["a", 1], mamba_d_ssm=60,
+        output = self.refused(folder, ssm_multipliers=[1, 2], mlp_multipliers=["a", 1], mamba_d_ssm=60,
                             lm_head_multiplier=0.0)
         for problem in ("ssm_multipliers is not a list of 5 numbers. Write 5 numbers, or remove",
                         "mlp_multipliers is not a list of 2 numbers.",
                         "mamba_n_heads x mamba_d_head is 64. Only mamba_d_ssm, 60, is supported.",
                         "lm_head_multiplier is 0. Use a number above 0."):
-            self.assertIn(problem, said)
+            self.assertIn(problem, output)
 
     def test_keys_that_are_null(self):
-        """Null is false, or PyTorch's scale of scores. It is not the default of the class."""
+        """A null key means false, or PyTorch's default scale of scores, instead of the default of the
+        class."""
         for config in (FALCON | {"mamba_rms_norm": True, "mamba_norm_before_gate": False},
                        FALCON | {"mamba_conv_bias": False}, BAMBA | {"mamba_conv_bias": False},
                        GRANITE | {"attention_multiplier": 8 ** -0.5}):
@@ -269,8 +271,8 @@ class Hybrids(shared.HfModels):
                 folder, model = self.make_folder(**config)
                 shared.change_config(folder, lambda written, key=key: written.update({key: None}))
                 theirs = AutoModelForCausalLM.from_pretrained(folder).float().eval()
-                self.assertLess(shared.widest(self.log_probs_of(theirs), self.log_probs_of(model)), 1e-5)
-                self.check_all_ways(folder, self.log_probs_of(model),
+                self.assertLess(shared.max_difference(self.log_probs_of(theirs), self.log_probs_of(model)), 1e-5)
+                self.check_round_trips(folder, self.log_probs_of(model),
                                     "--model-type", config["model_type"])
 
 

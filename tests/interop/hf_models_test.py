@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""halflife import, score and export agree with the Llama, GPT-2, Mamba, Mamba-2, RWKV-4 and
+"""Tests that halflife import, score and export agree with the Llama, GPT-2, Mamba, Mamba-2, RWKV-4 and
 Kimi Linear of transformers, and with reference_models.py.
 
     .venv-compare/bin/python tests/interop/hf_models_test.py build/cpu/src/cli/halflife
@@ -29,8 +29,8 @@ import reference_rwkv7
 import texts
 
 HALFLIFE = ""
-# fp32 on both sides, two or three layers: rounding of logits of order 10 and of sums over 200
-# tokens.
+# Both sides compute two or three layers in fp32. The difference is the rounding of logits of order 10
+# and of sums over 200 tokens.
 TOLERANCE = 2e-4
 VOCAB = 61
 LENGTHS = (2, 29, 64, 65, 200)
@@ -156,7 +156,7 @@ LIKE_LLAMA_VARIANTS = {
                                 "rope_parameters": ROPE_SCALINGS["yarn"]},
     "mistral_without_window": {"model_type": "mistral", "sliding_window": None,
                                "num_key_value_heads": 4},
-    "mistral_of_the_usual_window": {"model_type": "mistral", "num_key_value_heads": 1},
+    "mistral_with_the_default_window": {"model_type": "mistral", "num_key_value_heads": 1},
     "qwen3": {"model_type": "qwen3", "head_dim": 12, "num_key_value_heads": 2},
     "qwen3_biases_tied": {"model_type": "qwen3", "head_dim": 8, "num_key_value_heads": 1,
                           "attention_bias": True, "tie_word_embeddings": True, "rms_norm_eps": 1e-3},
@@ -191,7 +191,7 @@ MAMBA2_VARIANTS = {
     "one_limit": {"time_step_limit": (0.05, float("inf"))},
 }
 KIMI_VARIANTS = {
-    "usual_layers": {},
+    "default_layers": {},
     "q_latent_and_biases": {"q_lora_rank": 10, "attention_bias": True, "rms_norm_eps": 1e-3,
                             "layer_types": ["full_attention", "linear_attention"] * 2 +
                                            ["full_attention"]},
@@ -209,13 +209,13 @@ KIMI_VARIANTS = {
     "dense_by_the_old_key": {"mlp_layer_types": None, "first_k_dense_replace": 5},
 }
 RWKV_VARIANTS = {
-    "usual": {},
+    "defaults": {},
     "eps_and_width": {"layer_norm_epsilon": 1e-3, "intermediate_size": 40, "rescale_every": 0},
     "tied_and_deep": {"tie_word_embeddings": True, "num_hidden_layers": 3, "rescale_every": 0},
     "another_width_of_attention": {"attention_hidden_size": 24},
 }
 RWKV7_VARIANTS = {
-    "usual_ranks": {"head_dim": 8},
+    "default_ranks": {"head_dim": 8},
     "other_sizes_tied": {"head_dim": 16, "decay_low_rank_dim": 5, "gate_low_rank_dim": 6,
                          "a_low_rank_dim": 7, "v_low_rank_dim": 3, "hidden_ratio": 3.3,
                          "num_hidden_layers": 3, "norm_eps": 1e-3, "tie_word_embeddings": True},
@@ -252,9 +252,9 @@ def score(model, ids, folder, *more):
     return [torch.tensor(line["logprobs"], dtype=torch.float64) for line in lines]
 
 
-def widest(got, want):
+def max_difference(got, want):
     assert [x.shape for x in got] == [x.shape for x in want]
-    # a tensor's maximum is NaN if an element is; max() of numbers may ignore a NaN
+    # The maximum of a tensor is NaN if an element is NaN. Python's max() may ignore a NaN.
     return float(torch.stack([(a - b).abs().max() for a, b in zip(got, want)]).max())
 
 
@@ -291,24 +291,24 @@ class HfModels(unittest.TestCase):
 
     @contextlib.contextmanager
     def fresh(self, name):
-        """A sub-test with an empty folder."""
+        """Runs a sub-test with an empty folder."""
         with self.subTest(name):
             self.tearDown()
             self.setUp()
             yield
 
-    def check_all_ways(self, folder, want, *export_options):
-        """folder -> run -> folder -> run -> folder: the same numbers everywhere, the same bytes at
-        the ends."""
+    def check_round_trips(self, folder, want, *export_options):
+        """Imports and exports the folder twice. All scores must be equal, and both exported folders must
+        have the same bytes."""
         ids = sequences()
         of_folder = score(folder, ids, self.dir)
-        self.assertLess(widest(of_folder, want), TOLERANCE)
+        self.assertLess(max_difference(of_folder, want), TOLERANCE)
         run, exported = self.dir / "run", self.dir / "exported"
         halflife("import", "--from", folder, "--out", run)
         in_pieces = score(run, ids, self.dir, "--piece", 16, "--batch-tokens", 40)
-        self.assertLess(widest(in_pieces, of_folder), 1e-4)
+        self.assertLess(max_difference(in_pieces, of_folder), 1e-4)
         halflife("export", "--run", run, "--out", exported, *export_options)
-        self.assertLess(widest(score(exported, ids, self.dir), of_folder), 1e-5)
+        self.assertLess(max_difference(score(exported, ids, self.dir), of_folder), 1e-5)
         halflife("import", "--from", exported, "--out", self.dir / "run2")
         halflife("export", "--run", self.dir / "run2", "--out", self.dir / "exported2", *export_options)
         self.assertEqual(files_of(exported), files_of(self.dir / "exported2"))
@@ -323,7 +323,7 @@ class HfModels(unittest.TestCase):
         return self.write_folder(config, weights), weights
 
     def write_folder(self, config, weights):
-        folder = self.dir / "theirs"
+        folder = self.dir / "original"
         folder.mkdir()
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         (folder / "config.json").write_text(json.dumps(config))
@@ -335,7 +335,7 @@ class HfModels(unittest.TestCase):
                 config = {key: value for key, value in (FRAME | variant).items() if value is not None}
                 folder, weights = self.make_fla_folder(config)
                 want = [reference_models.log_probs(config, weights, ids) for ids in sequences()]
-                exported = self.check_all_ways(folder, want)
+                exported = self.check_round_trips(folder, want)
                 written = json.loads((exported / "config.json").read_text())
                 self.assertEqual(written["model_type"], config["model_type"])
                 self.assertEqual(shapes_of(exported), reference_models.tensors(written))
@@ -346,41 +346,41 @@ class HfModels(unittest.TestCase):
         maps = {name: name.replace("_q.", "_k.") for name in weights if ".feature_map_q." in name}
         change_weights(folder, lambda all: all.update({maps[name]: all[name].clone() for name in maps}))
         want = [reference_models.log_probs(config, weights, ids) for ids in sequences()]
-        self.check_all_ways(folder, want)
+        self.check_round_trips(folder, want)
         change_weights(folder, lambda all: all.update({maps[name]: all[name] + 1 for name in maps}))
-        said = halflife("import", "--from", folder, "--out", self.dir / "other", code=3)
+        output = halflife("import", "--from", folder, "--out", self.dir / "other", code=3)
         for name in maps.values():
-            self.assertIn(f"unexpected: {name}", said)
+            self.assertIn(f"unexpected: {name}", output)
 
-    def make_theirs(self, seed, model_type, **config):
+    def make_model_folder(self, seed, model_type, **config):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **config)).float().eval()
         self.move_vectors(model)
-        folder = self.dir / "theirs"
+        folder = self.dir / "original"
         model.save_pretrained(folder, safe_serialization=True)
         return folder, model
 
     def make_llama_folder(self, **variant):
-        return self.make_theirs(4, "llama", **{
+        return self.make_model_folder(4, "llama", **{
             "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
             "num_attention_heads": 4, "initializer_range": 0.2} | variant)
 
     def make_like_llama_folder(self, model_type, **variant):
-        return self.make_theirs(9, model_type, **{
+        return self.make_model_folder(9, model_type, **{
             "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
             "num_attention_heads": 4, "initializer_range": 0.2, "max_position_embeddings": 256} | variant)
 
     def make_gpt2_folder(self, **variant):
-        return self.make_theirs(6, "gpt2", **{
+        return self.make_model_folder(6, "gpt2", **{
             "vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256,
             "initializer_range": 0.2} | variant)
 
     def make_mamba_folder(self, **variant):
-        return self.make_theirs(8, "mamba", **{
+        return self.make_model_folder(8, "mamba", **{
             "vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "initializer_range": 0.2} | variant)
 
     def make_mamba2_folder(self, **variant):
-        return self.make_theirs(9, "mamba2", **{
+        return self.make_model_folder(9, "mamba2", **{
             "vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 8,
             "state_size": 16, "n_groups": 2, "initializer_range": 0.2} | variant)
 
@@ -395,7 +395,7 @@ class HfModels(unittest.TestCase):
         for name, variant in LLAMA_VARIANTS.items():
             with self.fresh(name):
                 folder, model = self.make_llama_folder(**variant)
-                self.check_theirs(folder, self.log_probs_of(model))
+                self.check_exported_folder(folder, self.log_probs_of(model))
 
     def test_rope_scalings(self):
         for name, rope in ROPE_SCALINGS.items():
@@ -403,22 +403,22 @@ class HfModels(unittest.TestCase):
                 folder, model = self.make_llama_folder(
                     hidden_size=64, max_position_embeddings=256, rope_parameters=dict(rope))
                 want = self.log_probs_of(model)
-                exported = self.check_theirs(folder, want)
+                exported = self.check_exported_folder(folder, want)
                 self.check_same_tensors(folder, exported)
                 written = json.loads((exported / "config.json").read_text())["rope_parameters"]
                 for key in rope.keys() - {"mscale", "mscale_all_dim"}:
                     self.assertEqual(written[key], 4 if rope[key] is None else rope[key], key)
-                # The keys of older versions mean the same.
+                # The keys of older versions have the same meaning.
                 change_config(exported, lambda config: config.pop("rope_parameters"))
                 old = AutoModelForCausalLM.from_pretrained(exported).float().eval()
-                self.assertEqual(widest(self.log_probs_of(old), want), 0)
-                self.assertLess(widest(score(exported, sequences(), self.dir), want), TOLERANCE)
+                self.assertEqual(max_difference(self.log_probs_of(old), want), 0)
+                self.assertLess(max_difference(score(exported, sequences(), self.dir), want), TOLERANCE)
 
     def test_classes_like_llama(self):
         for name, variant in LIKE_LLAMA_VARIANTS.items():
             with self.fresh(name):
                 folder, model = self.make_like_llama_folder(**variant)
-                exported = self.check_theirs(folder, self.log_probs_of(model), type(model),
+                exported = self.check_exported_folder(folder, self.log_probs_of(model), type(model),
                                              ("--model-type", variant["model_type"]))
                 self.check_same_tensors(folder, exported)
                 theirs = AutoConfig.from_pretrained(folder).to_dict()
@@ -426,20 +426,20 @@ class HfModels(unittest.TestCase):
                 for key in {"layer_types", "sliding_window", "head_dim", "num_key_value_heads"} & theirs.keys():
                     self.assertEqual(ours[key], theirs[key], key)
 
-    def test_classes_that_fit_without_being_named(self):
+    def test_the_exported_class_is_chosen_automatically(self):
         for name, model_type in (("mistral", "mistral"), ("mistral_without_window", "llama"),
                                  ("qwen3", "qwen3"), ("qwen2_layer_types", "qwen2"),
-                                 ("qwen2", "llama")):  # with zeros as biases of o
+                                 ("qwen2", "llama")):  # the biases of o are written as zeros
             with self.fresh(name):
                 folder, model = self.make_like_llama_folder(**LIKE_LLAMA_VARIANTS[name])
                 halflife("import", "--from", folder, "--out", self.dir / "run")
                 halflife("export", "--run", self.dir / "run", "--out", self.dir / "exported")
                 back = AutoModelForCausalLM.from_pretrained(self.dir / "exported").float().eval()
                 self.assertEqual(back.config.model_type, model_type)
-                self.assertLess(widest(self.log_probs_of(back), self.log_probs_of(model)), TOLERANCE)
+                self.assertLess(max_difference(self.log_probs_of(back), self.log_probs_of(model)), TOLERANCE)
 
     def test_generated_texts_of_classes_like_llama(self):
-        """The most likely continuations, which reach back further than the windows."""
+        """Compares the most likely continuations, which are longer than the windows."""
         prompt, count = b"A prompt that is longer than any window here.", 60
         for name in ("qwen3", "qwen3_window_of_late_layers", "qwen2_layer_types", "mistral_wide_heads_yarn"):
             with self.fresh(name):
@@ -460,33 +460,33 @@ class HfModels(unittest.TestCase):
                          str(count), "--temperature", "0", "--ignore-eos"], capture_output=True, check=True)
                     self.assertEqual(done.stdout.rstrip(b"\n"), want.rstrip(b"\n"))
 
-    def test_windows_of_qwen_that_are_off(self):
+    def test_layer_types_of_qwen_without_a_window_are_refused(self):
         folder, _ = self.make_like_llama_folder("qwen3", head_dim=8, num_key_value_heads=2)
         change_config(folder, lambda config: config.update(
             layer_types=["full_attention", "sliding_attention"]))
-        said = halflife("import", "--from", folder, "--out", self.dir / "run", code=3)
-        self.assertIn("layer_types has sliding_attention, but no window is in use. Set", said)
+        output = halflife("import", "--from", folder, "--out", self.dir / "run", code=3)
+        self.assertIn("layer_types has sliding_attention, but no window is in use. Set", output)
 
     def test_other_rotations_are_refused(self):
         folder, _ = self.make_llama_folder()
         change_config(folder, lambda config: config.update(
             rope_parameters=None, rope_scaling={"type": "dynamic", "factor": 2.0}))
-        said = halflife("import", "--from", folder, "--out", self.dir / "run", code=3)
+        output = halflife("import", "--from", folder, "--out", self.dir / "run", code=3)
         self.assertIn("rope_scaling.rope_type is 'dynamic', whose frequencies depend on the length of "
-                      "the text. Use a model with the rope_type default, linear, llama3 or yarn.", said)
+                      "the text. Use a model with the rope_type default, linear, llama3 or yarn.", output)
 
     def test_gpt2_of_transformers(self):
         for name, variant in GPT2_VARIANTS.items():
             with self.fresh(name):
                 folder, model = self.make_gpt2_folder(**variant)
-                exported = self.check_theirs(folder, self.log_probs_of(model), GPT2LMHeadModel)
+                exported = self.check_exported_folder(folder, self.log_probs_of(model), GPT2LMHeadModel)
                 self.check_same_tensors(folder, exported)
                 written = GPT2Config.from_pretrained(exported)
                 for key in ("n_positions", "layer_norm_epsilon", "resid_pdrop", "tie_word_embeddings"):
                     self.assertEqual(getattr(written, key), getattr(model.config, key), key)
 
-    def test_gpt2_as_old_folders_have_it(self):
-        """Without the prefix, with masks as buffers, and with an old key."""
+    def test_gpt2_of_old_versions(self):
+        """The tensors have no prefix, masks are stored as buffers, and the config has an old key."""
         folder, model = self.make_gpt2_folder()
 
         def make_old(weights):
@@ -498,7 +498,7 @@ class HfModels(unittest.TestCase):
 
         change_weights(folder, make_old)
         change_config(folder, lambda config: config.update(n_ctx=256))
-        exported = self.check_theirs(folder, self.log_probs_of(model), GPT2LMHeadModel)
+        exported = self.check_exported_folder(folder, self.log_probs_of(model), GPT2LMHeadModel)
         self.assertTrue(all(name.startswith("transformer.") for name in shapes_of(exported)))
 
     def test_gpt2_of_other_shapes(self):
@@ -509,24 +509,24 @@ class HfModels(unittest.TestCase):
             weights.pop("transformer.h.0.attn.c_attn.bias")
 
         change_weights(folder, damage)
-        said = halflife("import", "--from", folder, "--out", self.dir / "run", code=3)
-        self.assertEqual(said.count("c_attn"), 2, said)  # once, not for q, k and v each
-        self.assertIn("transformer.h.1.attn.c_attn.weight: file [96, 32], model [32, 96]", said)
-        self.assertIn("missing: transformer.h.0.attn.c_attn.bias [96]", said)
+        output = halflife("import", "--from", folder, "--out", self.dir / "run", code=3)
+        self.assertEqual(output.count("c_attn"), 2, output)  # one line for q, k and v together
+        self.assertIn("transformer.h.1.attn.c_attn.weight: file [96, 32], model [32, 96]", output)
+        self.assertIn("missing: transformer.h.0.attn.c_attn.bias [96]", output)
 
     def test_mamba_of_transformers(self):
         for name, variant in MAMBA_VARIANTS.items():
             with self.fresh(name):
                 folder, model = self.make_mamba_folder(**variant)
-                exported = self.check_theirs(folder, self.log_probs_of(model), MambaForCausalLM)
+                exported = self.check_exported_folder(folder, self.log_probs_of(model), MambaForCausalLM)
                 self.check_same_tensors(folder, exported)
 
     def test_mamba_with_biases_is_refused(self):
         folder, _ = self.make_mamba_folder(use_bias=True, use_conv_bias=False, hidden_act="gelu")
-        said = halflife("import", "--from", folder, "--out", self.dir / "run", code=3)
+        output = halflife("import", "--from", folder, "--out", self.dir / "run", code=3)
         for problem in ("use_bias is true. Only false is supported.", "use_conv_bias is false",
                         "hidden_act is 'gelu'. Only silu is supported."):
-            self.assertIn(problem, said)
+            self.assertIn(problem, output)
 
     def test_mamba_of_fla(self):
         """fla has other names and defaults of keys."""
@@ -536,20 +536,20 @@ class HfModels(unittest.TestCase):
                "num_hidden_layers": 2, "state_size": 16, "norm_eps": 2e-3, "dt_rank": 5,
                "dt_scale": 1.0, "fuse_norm": True}
         (folder / "config.json").write_text(json.dumps(fla))
-        exported = self.check_theirs(folder, self.log_probs_of(model), MambaForCausalLM)
+        exported = self.check_exported_folder(folder, self.log_probs_of(model), MambaForCausalLM)
         self.check_same_tensors(folder, exported)
         written = json.loads((exported / "config.json").read_text())
         self.assertEqual((written["norm_eps"], written["dt_rank"]), (2e-3, 5))
         change_config(exported, lambda config: config.update(norm_eps=1.0, dt_rank=6))
-        said = halflife("import", "--from", exported, "--out", self.dir / "other", code=3)
-        self.assertIn("layer_norm_epsilon is 0.002, but norm_eps is 1. Only equal values", said)
-        self.assertIn("time_step_rank is 5, but dt_rank is 6. Only equal values", said)
+        output = halflife("import", "--from", exported, "--out", self.dir / "other", code=3)
+        self.assertIn("layer_norm_epsilon is 0.002, but norm_eps is 1. Only equal values", output)
+        self.assertIn("time_step_rank is 5, but dt_rank is 6. Only equal values", output)
 
     def test_mamba2_of_transformers(self):
         for name, variant in MAMBA2_VARIANTS.items():
             with self.fresh(name):
                 folder, model = self.make_mamba2_folder(**variant)
-                exported = self.check_theirs(folder, self.log_probs_of(model), Mamba2ForCausalLM)
+                exported = self.check_exported_folder(folder, self.log_probs_of(model), Mamba2ForCausalLM)
                 self.check_same_tensors(folder, exported)
                 written = Mamba2Config.from_pretrained(exported)
                 for key, value in model.config.to_dict().items():
@@ -569,7 +569,7 @@ class HfModels(unittest.TestCase):
                 elif "time_mix" in name:
                     torch.nn.init.uniform_(parameter, -0.2, 1.2)
         self.move_vectors(model)
-        folder = self.dir / "theirs"
+        folder = self.dir / "original"
         model.save_pretrained(folder, safe_serialization=True)
         return folder, model
 
@@ -577,7 +577,7 @@ class HfModels(unittest.TestCase):
         for name, variant in RWKV_VARIANTS.items():
             with self.fresh(name):
                 folder, model = self.make_rwkv_folder(**variant)
-                exported = self.check_theirs(folder, self.log_probs_of(model), type(model))
+                exported = self.check_exported_folder(folder, self.log_probs_of(model), type(model))
                 self.check_same_tensors(folder, exported)
                 written = json.loads((exported / "config.json").read_text())
                 width = variant.get("attention_hidden_size", 32)
@@ -586,9 +586,9 @@ class HfModels(unittest.TestCase):
 
     def test_rwkv_of_another_width_warns(self):
         folder, _ = self.make_rwkv_folder(attention_hidden_size=24)
-        said = halflife("import", "--from", folder, "--out", self.dir / "run")
+        output = halflife("import", "--from", folder, "--out", self.dir / "run")
         self.assertIn("attention_hidden_size is 24, and hidden_size 32. transformers runs such a "
-                      "model only with use_cache=False.", said)
+                      "model only with use_cache=False.", output)
 
     def test_rwkv7_of_fla(self):
         for name, variant in RWKV7_VARIANTS.items():
@@ -604,14 +604,14 @@ class HfModels(unittest.TestCase):
                         weights[key] *= 0.01  # short keys, so that the eps of their norm matters
                 folder = self.write_folder(config, weights)
                 want = [reference_rwkv7.log_probs(config, weights, ids) for ids in sequences()]
-                exported = self.check_all_ways(folder, want)
+                exported = self.check_round_trips(folder, want)
                 self.check_same_tensors(folder, exported)
                 written = json.loads((exported / "config.json").read_text())
                 self.assertEqual(written["model_type"], "rwkv7")
                 self.assertEqual(shapes_of(exported), reference_rwkv7.tensors(written))
 
     def make_kimi_folder(self, **variant):
-        return self.make_theirs(10, "kimi_linear", **{
+        return self.make_model_folder(10, "kimi_linear", **{
             "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 5,
             "num_attention_heads": 2, "num_key_value_heads": variant.get("num_attention_heads", 2),
             "kv_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6,
@@ -623,7 +623,7 @@ class HfModels(unittest.TestCase):
         for name, variant in KIMI_VARIANTS.items():
             with self.fresh(name):
                 folder, model = self.make_kimi_folder(**variant)
-                exported = self.check_theirs(folder, self.log_probs_of(model), type(model),
+                exported = self.check_exported_folder(folder, self.log_probs_of(model), type(model),
                                              ("--model-type", "kimi_linear"))
                 self.check_same_tensors(folder, exported, (".block_sparse_moe.", ".mlp."))
                 written = AutoConfig.from_pretrained(exported)
@@ -635,12 +635,12 @@ class HfModels(unittest.TestCase):
 
     def test_kimi_linear_with_experts_is_refused(self):
         folder, _ = self.make_kimi_folder(mlp_layer_types=["dense"] + ["sparse"] * 4)
-        said = halflife("import", "--from", folder, "--out", self.dir / "run", code=3)
+        output = halflife("import", "--from", folder, "--out", self.dir / "run", code=3)
         self.assertIn("mlp_layer_types has sparse for 4 of 5 layers, which then have experts. Use a "
-                      "model whose layers are all dense.", said)
+                      "model whose layers are all dense.", output)
         change_config(folder, lambda config: config.pop("mlp_layer_types"))
-        said = halflife("import", "--from", folder, "--out", self.dir / "run", code=3)
-        self.assertIn("first_k_dense_replace is 1, so layers 1 to 4 have experts.", said)
+        output = halflife("import", "--from", folder, "--out", self.dir / "run", code=3)
+        self.assertIn("first_k_dense_replace is 1, so layers 1 to 4 have experts.", output)
 
     def test_a_tied_kimi_linear(self):
         """The class ignores ties, so the head is written out."""
@@ -656,7 +656,7 @@ class HfModels(unittest.TestCase):
                  *(word for key, value in changes.items() for word in ("--set", f"{key}={value}")))
         halflife("export", "--run", self.dir / "tied", "--out", self.dir / "exported")
         back = AutoModelForCausalLM.from_pretrained(self.dir / "exported").float().eval()
-        self.assertLess(widest(score(self.dir / "tied", sequences(), self.dir), self.log_probs_of(back)),
+        self.assertLess(max_difference(score(self.dir / "tied", sequences(), self.dir), self.log_probs_of(back)),
                         TOLERANCE)
         names = shapes_of(self.dir / "exported")
         self.assertEqual(names["lm_head.weight"], names["model.embed_tokens.weight"])
@@ -670,38 +670,39 @@ class HfModels(unittest.TestCase):
                "norm_eps": 2e-5, "dt_limit": [0.02, 0.3], "A_init_range": [1, 16], "rmsnorm": True,
                "norm_before_gate": False, "D_has_hdim": False, "rescale_prenorm_residual": True}
         (folder / "config.json").write_text(json.dumps(fla))
-        exported = self.check_theirs(folder, self.log_probs_of(model), Mamba2ForCausalLM)
+        exported = self.check_exported_folder(folder, self.log_probs_of(model), Mamba2ForCausalLM)
         self.check_same_tensors(folder, exported)
         written = json.loads((exported / "config.json").read_text())
         self.assertEqual((written["norm_eps"], written["dt_limit"], written["n_groups"]),
                          (2e-5, [0.02, 0.3], 1))
 
     def test_limits_of_mamba2(self):
-        """Python's JSON has a word for infinity. Export warns, since others decode without limits."""
+        """Python's JSON has a literal for infinity. Export warns, because other programs decode without
+        limits."""
         folder, model = self.make_mamba2_folder()
         change_config(folder, lambda config: config.update(time_step_limit=[0.0, float("inf")]))
         self.assertIn("[0.0, Infinity]", (folder / "config.json").read_text())
-        exported = self.check_all_ways(folder, self.log_probs_of(model))
+        exported = self.check_round_trips(folder, self.log_probs_of(model))
         self.assertNotIn("time_step_limit", (exported / "config.json").read_text())
         change_config(folder, lambda config: config.update(time_step_limit=[0.01, float("inf")]))
         halflife("import", "--from", folder, "--out", self.dir / "limited")
-        said = halflife("export", "--run", self.dir / "limited", "--out", self.dir / "out")
+        output = halflife("export", "--run", self.dir / "limited", "--out", self.dir / "out")
         self.assertIn("dt_limit_min is 0.01 and dt_limit_max is inf. transformers, mamba_ssm and "
-                      "inference engines do not apply these limits to generated tokens.", said)
+                      "inference engines do not apply these limits to generated tokens.", output)
 
     def test_mamba2_that_is_refused(self):
         folder, _ = self.make_mamba2_folder()
         change_config(folder, lambda config: config.update(
             norm_eps=1.0, D_has_hdim=True, hidden_act="gelu", num_heads=7, time_step_limit=[2, 1],
             dt_limit=[0, "Infinity"]))
-        said = halflife("import", "--from", folder, "--out", self.dir / "run", code=3)
+        output = halflife("import", "--from", folder, "--out", self.dir / "run", code=3)
         for problem in ("layer_norm_epsilon is 1e-05, but norm_eps is 1. Only equal values",
                         "D_has_hdim is true. Only false is supported.",
                         "hidden_act is 'gelu'. Only silu is supported.",
                         "num_heads x head_dim is 56. Only expand x hidden_size, 64, is supported.",
                         "time_step_limit is [2,1]. Only two numbers in ascending order",
                         'dt_limit is [0,"Infinity"]. Only two numbers in ascending order'):
-            self.assertIn(problem, said)
+            self.assertIn(problem, output)
 
     def test_norms_of_mamba2_that_only_fla_has(self):
         for keys, norm in (({"norm_before_gate": True}, "norm_first"), ({"rmsnorm": False}, "none")):
@@ -714,27 +715,27 @@ class HfModels(unittest.TestCase):
                     change_weights(folder, lambda all: [all.pop(name) for name in list(all)
                                                         if name.endswith("mixer.norm.weight")])
                 halflife("import", "--from", folder, "--out", self.dir / "run")
-                said = halflife("export", "--run", self.dir / "run", "--out", self.dir / "out", code=2)
-                self.assertIn(f"mamba2: norm is {norm}. Only gate_first is supported.", said)
+                output = halflife("export", "--run", self.dir / "run", "--out", self.dir / "out", code=2)
+                self.assertIn(f"mamba2: norm is {norm}. Only gate_first is supported.", output)
 
     def test_norms_of_mamba2_that_transformers_ignores(self):
         folder, model = self.make_mamba2_folder()
         change_config(folder, lambda config: config.update(norm_before_gate=True, rmsnorm=False,
                                                            rms_norm=True))
-        self.check_theirs(folder, self.log_probs_of(model), Mamba2ForCausalLM)
+        self.check_exported_folder(folder, self.log_probs_of(model), Mamba2ForCausalLM)
 
     def test_a_rescaled_mamba2(self):
         folder, _ = self.make_mamba2_folder(rescale_prenorm_residual=True)
-        said = halflife("import", "--from", folder, "--out", self.dir / "run")
-        self.assertIn("rescale_prenorm_residual is true. transformers divides out_proj", said)
+        output = halflife("import", "--from", folder, "--out", self.dir / "run")
+        self.assertIn("rescale_prenorm_residual is true. transformers divides out_proj", output)
 
     def test_texts_longer_than_the_positions_of_gpt2(self):
         folder, _ = self.make_gpt2_folder(n_positions=64)
         score(folder, [[1] * 65], self.dir)  # the last id is only a target
         (self.dir / "ids.json").write_text(json.dumps([[1] * 66]))
-        said = halflife("score", "--model", folder, "--tokens", self.dir / "ids.json", "--out",
+        output = halflife("score", "--model", folder, "--tokens", self.dir / "ids.json", "--out",
                         self.dir / "scores.jsonl", code=2)
-        self.assertIn("beyond the model's table of 64 positions", said)
+        self.assertIn("beyond the model's table of 64 positions", output)
 
     def test_a_gpt2_trained_here(self):
         (self.dir / "text.txt").write_text("".join(texts.mixed_unicode(200, 13)))
@@ -753,7 +754,7 @@ class HfModels(unittest.TestCase):
         model = AutoModelForCausalLM.from_pretrained(exported).float().eval()
         self.assertIsInstance(model, GPT2LMHeadModel)
         want = self.log_probs_of(model)
-        self.assertLess(widest(score(run, sequences(), self.dir), want), TOLERANCE)
+        self.assertLess(max_difference(score(run, sequences(), self.dir), want), TOLERANCE)
 
     def check_same_tensors(self, folder, exported, renamed=("", "")):
         theirs = {name.replace(*renamed): tensor
@@ -763,18 +764,18 @@ class HfModels(unittest.TestCase):
         for key, tensor in theirs.items():
             self.assertTrue(torch.equal(tensor, ours[key]), key)
 
-    def check_theirs(self, folder, want, of_class=LlamaForCausalLM, export_options=()):
-        exported = self.check_all_ways(folder, want, *export_options)
+    def check_exported_folder(self, folder, want, of_class=LlamaForCausalLM, export_options=()):
+        exported = self.check_round_trips(folder, want, *export_options)
         back, loading = AutoModelForCausalLM.from_pretrained(exported, output_loading_info=True)
         self.assertIsInstance(back, of_class)
         for fault in ("missing_keys", "unexpected_keys", "mismatched_keys"):
             self.assertFalse(loading[fault], fault)
-        self.assertLess(widest(self.log_probs_of(back.float().eval()), want), TOLERANCE)
+        self.assertLess(max_difference(self.log_probs_of(back.float().eval()), want), TOLERANCE)
         return exported
 
     @staticmethod
     def log_probs_of(model):
-        # The cache of rwkv has room for hidden_size channels only.
+        # The cache of rwkv stores only hidden_size channels.
         options = {"use_cache": False} if model.config.model_type == "rwkv" else {}
         rows = []
         for ids in sequences():
@@ -787,8 +788,8 @@ class HfModels(unittest.TestCase):
         folder, _ = self.make_fla_folder(FRAME | FLA_VARIANTS["gla"])
         (folder / "tokenizer_config.json").write_text(
             json.dumps({"tokenizer_class": "ByT5Tokenizer", "extra_ids": 0}))
-        said = halflife("import", "--from", folder, "--out", self.dir / "run", code=3)
-        self.assertIn("has 259 ids, but the model has only 61. Replace the tokenizer files", said)
+        output = halflife("import", "--from", folder, "--out", self.dir / "run", code=3)
+        self.assertIn("has 259 ids, but the model has only 61. Replace the tokenizer files", output)
         self.assertFalse((self.dir / "run").exists())
 
     def test_shards_types_and_ties(self):
@@ -800,7 +801,7 @@ class HfModels(unittest.TestCase):
                  "--max-shard", "8KB", "--untie")
         of_run = score(run, sequences(), self.dir)
         of_step = score(run / "ckpt/step_000000000000", sequences(), self.dir)
-        self.assertEqual(widest(of_step, of_run), 0)
+        self.assertEqual(max_difference(of_step, of_run), 0)
         index = json.loads((self.dir / "sharded/model.safetensors.index.json").read_text())
         self.assertGreater(len(set(index["weight_map"].values())), 2)
         written = json.loads((self.dir / "sharded/config.json").read_text())
@@ -813,7 +814,7 @@ class HfModels(unittest.TestCase):
         for name, tensor in load_file(folder / "model.safetensors").items():
             self.assertTrue(torch.equal(tensors[name], tensor.bfloat16()), name)
         want = [reference_models.log_probs(written, tensors, ids) for ids in sequences()]
-        self.assertLess(widest(score(self.dir / "sharded", sequences(), self.dir), want), TOLERANCE)
+        self.assertLess(max_difference(score(self.dir / "sharded", sequences(), self.dir), want), TOLERANCE)
 
     def test_decays_of_a_bf16_folder_stay_in_fp32(self):
         def export_again(folder, name):
@@ -831,14 +832,14 @@ class HfModels(unittest.TestCase):
             self.assertEqual(tensor.dtype, want.dtype, name)
             self.assertTrue(torch.equal(tensor, want), name)
         self.check_same_tensors(exported, export_again(exported, "mixed"))
-        # A folder with all tensors in bf16 has the same bytes again, too.
+        # A folder whose tensors are all in bf16 is exported with the same bytes.
         change_weights(exported, lambda all: all.update({n: all[n].bfloat16() for n in decays}))
         again = export_again(exported, "bf16")
         self.check_same_tensors(exported, again)
         types = {tensor.dtype for tensor in load_file(again / "model.safetensors").values()}
         self.assertEqual(types, {torch.bfloat16})
 
-    def test_a_head_beside_tied_embeddings(self):
+    def test_a_head_in_a_folder_with_tied_embeddings(self):
         for name in ("equal", "other"):
             with self.fresh(name):
                 folder, _ = self.make_llama_folder(tie_word_embeddings=True)
@@ -851,25 +852,25 @@ class HfModels(unittest.TestCase):
 
                 change_weights(folder, add_head)
                 theirs = AutoModelForCausalLM.from_pretrained(folder).float().eval()
-                exported = self.check_theirs(folder, self.log_probs_of(theirs))
+                exported = self.check_exported_folder(folder, self.log_probs_of(theirs))
                 written = json.loads((exported / "config.json").read_text())
                 self.assertEqual(written["tie_word_embeddings"], name == "equal")
                 self.assertEqual("lm_head.weight" in shapes_of(exported), name == "other")
-                said = halflife("import", "--from", folder, "--out", self.dir / "again")
-                self.assertEqual("The model is read as untied." in said, name == "other")
+                output = halflife("import", "--from", folder, "--out", self.dir / "again")
+                self.assertEqual("The model is read as untied." in output, name == "other")
 
     def test_an_untied_model_without_a_head(self):
         folder, _ = self.make_llama_folder()
         change_weights(folder, lambda weights: weights.pop("lm_head.weight"))
-        said = halflife("import", "--from", folder, "--out", self.dir / "run", code=3)
-        self.assertIn(f"missing: lm_head.weight [{VOCAB}, 32]", said)
+        output = halflife("import", "--from", folder, "--out", self.dir / "run", code=3)
+        self.assertIn(f"missing: lm_head.weight [{VOCAB}, 32]", output)
         self.assertFalse((self.dir / "run").exists())
 
     def test_buffers_of_old_folders(self):
         folder, model = self.make_llama_folder()
         names = [f"model.layers.{layer}.self_attn.rotary_emb.inv_freq" for layer in range(2)]
         change_weights(folder, lambda weights: weights.update({name: torch.ones(4) for name in names}))
-        exported = self.check_theirs(folder, self.log_probs_of(model))
+        exported = self.check_exported_folder(folder, self.log_probs_of(model))
         self.assertFalse(shapes_of(exported).keys() & set(names))
 
     def test_half_precision(self):
@@ -880,11 +881,11 @@ class HfModels(unittest.TestCase):
         halves = load_file(folder / "model.safetensors")
         self.assertEqual({tensor.dtype for tensor in halves.values()}, {torch.float16})
         widened = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        exported = self.check_theirs(folder, self.log_probs_of(widened))
+        exported = self.check_exported_folder(folder, self.log_probs_of(widened))
         for name, tensor in load_file(exported / "model.safetensors").items():
             self.assertTrue(torch.equal(tensor, halves[name].float()), name)
 
-    def test_rope_theta_as_old_folders_have_it(self):
+    def test_rope_theta_of_old_versions(self):
         folder, model = self.make_llama_folder(
             rope_parameters={"rope_type": "default", "rope_theta": 700.0})
 
@@ -893,24 +894,24 @@ class HfModels(unittest.TestCase):
             config["rope_theta"] = 700.0
 
         change_config(folder, make_old)
-        exported = self.check_theirs(folder, self.log_probs_of(model))
+        exported = self.check_exported_folder(folder, self.log_probs_of(model))
         written = json.loads((exported / "config.json").read_text())
         self.assertEqual((written["rope_theta"], written["rope_parameters"]["rope_theta"]), (700, 700))
 
-    def test_llama_keys_left_out(self):
+    def test_llama_without_optional_keys(self):
         folder, _ = self.make_llama_folder(hidden_size=64, num_attention_heads=32,
                                            intermediate_size=11008)
         (folder / "config.json").write_text(json.dumps(
             {"model_type": "llama", "vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 2}))
         theirs = AutoModelForCausalLM.from_pretrained(folder).float().eval()
-        self.check_theirs(folder, self.log_probs_of(theirs))
+        self.check_exported_folder(folder, self.log_probs_of(theirs))
 
-    def test_biases_of_q_k_v_alone(self):
+    def test_biases_of_q_k_v_without_o(self):
         """llama's attention_bias includes o_proj, whose bias is written as zeros."""
         config = FRAME | {"model_type": "transformer", "num_heads": 4, "qkv_bias": True}
         folder, weights = self.make_fla_folder(config)
         want = [reference_models.log_probs(config, weights, ids) for ids in sequences()]
-        exported = self.check_theirs(folder, want)
+        exported = self.check_exported_folder(folder, want)
         self.assertTrue(json.loads((exported / "config.json").read_text())["attention_bias"])
         written = load_file(exported / "model.safetensors")
         for layer in range(2):
@@ -957,9 +958,9 @@ class HfModels(unittest.TestCase):
                 tokenizer.save_pretrained(folder)
                 exported = self.dir / "exported"
                 halflife("import", "--from", folder, "--out", self.dir / "run")
-                said = halflife("export", "--run", self.dir / "run", "--out", exported,
-                                "--model-type", name)
-                self.assertEqual("load it with PreTrainedTokenizerFast.from_pretrained." in said, not right)
+                output = halflife("export", "--run", self.dir / "run", "--out", exported,
+                                  "--model-type", name)
+                self.assertEqual("load it with PreTrainedTokenizerFast.from_pretrained." in output, not right)
                 automatic = AutoTokenizer.from_pretrained(exported)
                 ids = [automatic(line, add_special_tokens=False).input_ids for line in lines]
                 self.assertEqual(ids == want, right)
@@ -986,7 +987,8 @@ class HfModels(unittest.TestCase):
                 self.assertEqual((len(theirs), theirs.eos_token_id, theirs.pad_token_id), (259, 1, 0))
 
     def check_tokenizer(self, exported, tokenizer, lines):
-        """Expects that AutoTokenizer's ids and texts of the exported folder, and our ids, are those of `tokenizer`."""
+        """Checks that AutoTokenizer and halflife give the ids of `tokenizer` for the exported folder, and
+        AutoTokenizer also its texts."""
         theirs = AutoTokenizer.from_pretrained(exported)
         want = [tokenizer(line, add_special_tokens=False).input_ids for line in lines]
         self.assertEqual([theirs(line, add_special_tokens=False).input_ids for line in lines], want)

@@ -1,6 +1,6 @@
-"""transformers' AutoTokenizer reads exported tokenizer folders with the same ids, also for text with the names
-of special tokens. Special tokens are in the vocabulary, chat templates are kept, and halflife reads the folder
-back with the same ids.
+"""Checks that transformers' AutoTokenizer gives the same ids for exported tokenizer folders, also for text
+with the names of special tokens. Special tokens must be in the vocabulary, chat templates must be kept, and
+halflife must give the same ids for the exported folder.
 
     hf_tokenizer_compare.py TOKENIZER_TOOL REPOSITORY
 """
@@ -24,8 +24,8 @@ SPECIALS = ["<unk>", "<s>", "</s>", "<pad>", bpe_compare.EOS]
 
 PLAIN = dict(normalization_rule_name="identity", add_dummy_prefix=False,
              remove_extra_whitespaces=False)
-# name -> options of the trainer, and how many lines in a thousand may differ: a unigram model's
-# best path is a sum of floats, so its last bit may decide between two paths of equal score.
+# name -> options of the trainer, and how many lines in a thousand may differ. The score of a path of a
+# unigram model is a sum of floats, so its last bit may decide between two paths of equal score.
 SENTENCEPIECE = {
     "unigram": (dict(PLAIN, model_type="unigram", bos_id=-1, pad_id=0, eos_id=1, unk_id=2), 1),
     "bpe": (dict(PLAIN, model_type="bpe", bos_id=1, eos_id=2, unk_id=0), 0),
@@ -85,17 +85,17 @@ def check(name, tool, tokenizer, allowed_per_thousand, lines, scratch):
         for key, value in facts.items():
             if (-1 if value is None else value) != special[key]:
                 faults += 1
-                print(f"{name}, {model_type}: {key} is {value} there, {special[key]} here")
+                print(f"{name}, {model_type}: {key} is {value} in transformers, {special[key]} in halflife")
     if encode(tool, folder, lines, scratch) != wanted:
         faults += 1
-        print(f"{name}: other ids once read back")
-    again = scratch / f"{name}.again"
-    again.mkdir()
-    subprocess.run([tool, "export", folder, again], check=True, capture_output=True)
-    for path in again.iterdir():
+        print(f"{name}: halflife gives different ids for the exported folder")
+    second = scratch / f"{name}.second"
+    second.mkdir()
+    subprocess.run([tool, "export", folder, second], check=True, capture_output=True)
+    for path in second.iterdir():
         if path.read_bytes() != (folder / path.name).read_bytes():
             faults += 1
-            print(f"{name}: {path.name} changes when exported again")
+            print(f"{name}: {path.name} differs after a second export")
     return faults
 
 

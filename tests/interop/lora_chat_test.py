@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Fine-tunes a Llama of transformers on conversations with LoRA, and loads the results there: the merged export, and
-the adapter next to the original folder, give equal logits. peft loads the adapter if it is installed; otherwise its
-rule, W + (alpha / r) B A, is applied to the tensors by their names.
+"""Fine-tunes a Llama of transformers on conversations with LoRA, and loads the results in transformers. The
+merged export and the adapter with the original folder must give equal logits. If peft is installed, it loads
+the adapter. Otherwise its formula, W + (alpha / r) B A, is applied to the tensors by their names.
 
     .venv-compare/bin/python tests/interop/lora_chat_test.py build/cpu/src/cli/halflife
 """
@@ -26,7 +26,7 @@ except ImportError:
     peft = None
 
 HALFLIFE = ""
-# fp32 on both sides: the merge is one more rounding of weights of order 0.1 per matrix.
+# Both sides compute in fp32. The merge adds one rounding of weights of order 0.1 per matrix.
 TOLERANCE = 2e-5
 RANK, ALPHA = 4, 12
 
@@ -40,7 +40,7 @@ def run(*arguments):
 
 
 def with_adapter(base, folder):
-    """The model of `base` with the adapter of `folder`."""
+    """Returns the model of `base` with the adapter of `folder`."""
     model = AutoModelForCausalLM.from_pretrained(base)
     if peft is not None:
         return peft.PeftModel.from_pretrained(model, folder)
@@ -92,7 +92,7 @@ class LoraChatTest(unittest.TestCase):
     def test_training_lowers_the_loss(self):
         lines = [json.loads(line) for line in (self.dir / "lora/metrics.jsonl").read_text().splitlines()]
         losses = [line["val_loss"] for line in lines if "val_loss" in line]
-        self.assertLess(losses[-1], losses[0] - 0.2)  # the embedding and head stay random
+        self.assertLess(losses[-1], losses[0] - 0.2)  # LoRA does not train the random embedding and head
 
     def test_adapter_and_merged_model_agree(self):
         base = self.logits(AutoModelForCausalLM.from_pretrained(self.dir / "base"))

@@ -1,4 +1,4 @@
-"""Plain fp64 forward passes of fla's delta-rule layers, token by token (reference_models.py).
+"""Plain fp64 forward passes of fla's delta-rule layers, token by token. reference_models.py uses them.
 
 `NAME_tensors(config)` lists the tensors of a layer with their shapes; `NAME(config, w, x)` maps
 x [T, D] to [T, D].
@@ -91,7 +91,8 @@ def delta_net(config, w, x):
 
 
 def gated_widths(config):
-    """Heads of q and k, heads of v, key and value width of a head."""
+    """Returns the number of heads of q and k, the number of heads of v, and the key and value width of a
+    head."""
     kda = config["model_type"] == "kda"
     heads, head_dim = config.get("num_heads", 16 if kda else 6), config.get("head_dim", 128 if kda else 256)
     return (heads, config.get("num_v_heads") or heads, head_dim,
@@ -168,7 +169,8 @@ def product_tensors(config):
 
 
 def product(config, w, x):
-    """Gated DeltaProduct: the steps of a token one after the other, the first after the decay."""
+    """Gated DeltaProduct. The steps of a token are applied one after the other. The decay precedes the first
+    step."""
     heads, key_dim, value_dim, steps = product_sizes(config)
     q, k, v = (x @ w[f"{n}_proj.weight"].t() for n in "qkv")
     if config.get("use_short_conv", True):

@@ -1,4 +1,4 @@
-"""Plain fp64 forward passes of fla's HGRN2 and GSA layers, token by token (reference_models.py).
+"""Plain fp64 forward passes of fla's HGRN2 and GSA layers, token by token. reference_models.py uses them.
 
 `NAME_tensors(config)` lists the tensors of a layer with their shapes; `NAME(config, w, x)` maps
 x [T, D] to [T, D].
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from reference_delta import convolve, rms_norm
 
-NORM_EPS = 1e-5  # of the layers' output norms, whatever norm_eps says
+NORM_EPS = 1e-5  # for the output norms of the layers, which ignore norm_eps
 
 
 def hgrn2_heads(config):
@@ -28,7 +28,7 @@ def hgrn2_tensors(config):
 
 
 def lower_bounds(config, w):
-    """One [D] per layer; None: no bound."""
+    """Returns the lower bound [D] of each layer. None: no bound."""
     layers = config["num_hidden_layers"]
     if "model.lower_bounds" not in w:
         return [None] * layers

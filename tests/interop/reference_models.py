@@ -1,8 +1,8 @@
-"""Plain fp64 forward passes of the public classes, with which imported models are compared.
+"""Plain fp64 forward passes of the public classes. The tests compare imported models with them.
 
 `tensors(config)` lists every tensor of a folder with its shape. `log_probs(config, weights, ids)` returns
-ln p(ids[i+1] | ids[..i]). Everything is computed token by token, without chunks or fusing. The sources are the
-papers and the public description of each class.
+ln p(ids[i+1] | ids[..i]). Everything is computed token by token, without chunks or fused operations. The
+sources are the papers and the public description of each class.
 """
 
 import functools
@@ -22,7 +22,7 @@ ACTIVATIONS = {
     "gelu": F.gelu,
     "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
 }
-# fla's table for only gla's feature map, in which gelu is the approximation.
+# fla's table for the feature map of gla, in which gelu means the tanh approximation.
 FLA_ACTIVATIONS = {
     "relu": F.relu,
     "sqrelu": ACTIVATIONS["relu2"],
@@ -159,7 +159,7 @@ def rms_norm(x, weight, eps):
 
 
 def rotate(x, base):
-    """x [T, heads, d]: pairs (j, j + d/2) rotated by t base^(-2j/d)."""
+    """Rotates x [T, heads, d]: pairs of channels (j, j + d/2) by t base^(-2j/d)."""
     steps, half = x.shape[0], x.shape[-1] // 2
     angle = torch.arange(steps, dtype=x.dtype)[:, None] * base ** (
         -torch.arange(half, dtype=x.dtype) / half)
@@ -169,7 +169,7 @@ def rotate(x, base):
 
 
 def recurrence(q, k, v, log_decay):
-    """q, k [T, H, K], v [T, H, V], log_decay [T, H, K] -> [T, H, V]."""
+    """Returns [T, H, V]. q, k and log_decay are [T, H, K]; v is [T, H, V]."""
     state = torch.zeros(q.shape[1], q.shape[2], v.shape[2], dtype=q.dtype)
     rows = []
     for t in range(q.shape[0]):
@@ -179,7 +179,7 @@ def recurrence(q, k, v, log_decay):
 
 
 def short_conv(x, weight):
-    """x [T, C], weight [C, 1, W]; causal, then SiLU."""
+    """Returns SiLU of the causal convolution of x [T, C] with weight [C, 1, W]."""
     taps = weight.shape[-1]
     y = F.conv1d(F.pad(x.t()[None], (taps - 1, 0)), weight, groups=x.shape[1])
     return F.silu(y[0].t())
@@ -227,7 +227,7 @@ def gla(config, w, x):
 
 
 def features(config, w, which, x):
-    """fla's feature maps of x [..., d]; `which` is q or k."""
+    """Returns fla's feature map of x [..., d]. `which` is "q" or "k"."""
     if config.get("tie_feature_map_qk", False):
         which = "q"
     def layer(name):

@@ -1,4 +1,5 @@
-"""Plain fp64 forward pass of fla's RWKV-7, token by token, in the form of reference_models.py."""
+"""Plain fp64 forward pass of fla's RWKV-7, token by token. The functions correspond to those of
+reference_models.py."""
 
 import math
 
@@ -34,10 +35,10 @@ def tensors(config):
         shapes |= {f"{prefix}attn.{name}_proj.weight": [dim, dim] for name in "rkvo"}
         shapes |= {f"{prefix}attn.{name}": [dim] for name in ("k_k", "k_a", "g_norm.weight", "g_norm.bias")}
         shapes[prefix + "attn.r_k"] = [dim // head_dim, head_dim]
-        for name, (key, usual) in RANKS.items():
+        for name, (key, default) in RANKS.items():
             if name == "v" and layer == 0:
                 continue
-            rank, lora = config.get(key, usual), f"{prefix}attn.{name}_lora.lora."
+            rank, lora = config.get(key, default), f"{prefix}attn.{name}_lora.lora."
             shapes |= {lora + "0.weight": [rank, dim], lora + "2.weight": [dim, rank]}
             if name != "g":
                 shapes[lora + "2.bias"] = [dim]
@@ -47,7 +48,7 @@ def tensors(config):
 
 
 def time_mixing(config, w, h, first_values):
-    """h [T, D] -> output [T, D] and the values of the first layer."""
+    """Returns the output [T, D] for h [T, D], and the values of the first layer."""
     head_dim, dim = config.get("head_dim", 64), h.shape[1]
     heads = dim // head_dim
     delta = torch.cat([torch.zeros_like(h[:1]), h[:-1]]) - h

@@ -1,4 +1,4 @@
-"""Texts that tokenizers are compared on: real English, and lines of mixed Unicode."""
+"""Texts for comparisons of tokenizers: English, and lines of mixed Unicode."""
 
 import pathlib
 import random
@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import unicodedata
 
-# Assigned long ago, so that all Unicode tables in use agree on them.
+# Characters of early Unicode versions, so that the Unicode tables of all libraries contain them.
 _OLD = unicodedata.ucd_3_2_0
 _EMOJI = list(range(0x1F300, 0x1F5FF)) + list(range(0x1F600, 0x1F640))
 _RANGES = [
@@ -26,7 +26,8 @@ _PIECES = [
 
 
 def english(repo):
-    """The King James Bible where Debian's packages are here, else this repository's own prose."""
+    """Returns lines of the King James Bible if Debian's package is installed, otherwise of this repository's
+    docs."""
     if shutil.which("bible"):
         text = subprocess.run(["bible", "-l100000", "gen1:1-rev22:21"], check=True,
                               capture_output=True, text=True).stdout
@@ -37,7 +38,8 @@ def english(repo):
 
 
 def mixed_unicode(count, seed, extra=()):
-    """Lines of words, spaces, digits and marks of many scripts; `extra` pieces are mixed in."""
+    """Returns lines of words, spaces, digits and marks of many scripts, with pieces of `extra` between
+    them."""
     random_ = random.Random(seed)
     pieces = _PIECES + list(extra)
     scripts = [[c for c in map(chr, range(*bounds)) if _OLD.category(c) not in ("Cn", "Cs")]

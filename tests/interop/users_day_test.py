@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""The documented commands of a whole project, one after the other: two sources, one of them in
-Parquet, become datasets, a model trains on a blend of them with two validation sets, is tuned on
-conversations with LoRA, is served, evaluated by lm-evaluation-harness, continues many prompts, and is
-loaded by transformers.
+"""Runs the documented commands of a whole project. Two sources, one of them in Parquet, are prepared as
+datasets. A model is trained on a mixture of both with two validation sets, and fine-tuned on
+conversations with LoRA. The model is then served, evaluated with lm-evaluation-harness, used to continue
+many prompts, and loaded in transformers.
 
     .venv-compare/bin/python tests/interop/users_day_test.py build/cpu/src/cli/halflife
 """
