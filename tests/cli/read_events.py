@@ -1,10 +1,10 @@
-"""Reads a log folder with TensorBoard's readers and prints what they show, as JSON:
+"""Reads a log folder with TensorBoard's readers and prints its contents as JSON:
 
     python read_events.py LOGDIR
 
-{"python": READ, "server": READ}, each READ {run: {"scalars": {tag: [[step, value or null], ...]},
-"texts": {tag: [[step, text], ...]}}}. "python" is the EventMultiplexer, "server" the data server that
-`tensorboard` starts, or null if it is not installed.
+The output is {"python": READ, "server": READ}. READ is {run: {"scalars": {tag: [[step, value or null], ...]},
+"texts": {tag: [[step, text], ...]}}}. "python" is read by EventMultiplexer, and "server" by the data server that
+`tensorboard` starts. "server" is null if that is not installed.
 """
 
 import json

@@ -3,11 +3,14 @@
 
     extract_examples.py REPOSITORY OUT
 
-An example is a ```cpp block of a document, or a block of a header's comment that is indented by three spaces
-or more, is separated from the text before it, and has a line that ends like a statement. The example of
-src/core/log.h becomes OUT/examples/core/log.h, a second one of the same file becomes log.h.2, and that of
-docs/x.md becomes docs/x.md. Line numbers are kept. "..." becomes an empty body or list. OUT/examples.txt changes
-when an example does.
+An example is one of:
+- a ```cpp block of a document,
+- a block of a header's comment that is indented by three spaces or more, is separated from the text before it, and
+  has a line that ends like a statement.
+
+The example of src/core/log.h is written to OUT/examples/core/log.h, a second one of the same file to log.h.2, and that
+of docs/x.md to docs/x.md. Line numbers are kept. "..." is replaced with an empty body or list. OUT/examples.txt is
+rewritten only if an example has changed.
 """
 
 import argparse
@@ -23,9 +26,9 @@ TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|//.*'
 
 @dataclasses.dataclass
 class Example:
-    name: str  # core/log.h
-    file: str  # src/core/log.h
-    line: int  # of its first line, from 1
+    name: str  # path below OUT/examples, e.g. core/log.h
+    file: str  # path of the source, e.g. src/core/log.h
+    line: int  # number of the first line, from 1
     lines: list
 
     def text(self):
@@ -33,7 +36,7 @@ class Example:
 
 
 def without_comment(line):
-    return TOKEN.sub(lambda met: "" if met[0].startswith("//") else met[0], line).rstrip()
+    return TOKEN.sub(lambda match: "" if match[0].startswith("//") else match[0], line).rstrip()
 
 
 def plain_code(line):
@@ -41,10 +44,10 @@ def plain_code(line):
     if line.startswith("... "):
         return ""
 
-    def replace(met):
-        if met[0].startswith(", "):
+    def replace(match):
+        if match[0].startswith(", "):
             return "}"
-        return "{}" if met[0].endswith("...") or met[0].startswith("{") else met[0]
+        return "{}" if match[0].endswith("...") or match[0].startswith("{") else match[0]
     return TOKEN.sub(replace, without_comment(line))
 
 

@@ -11,7 +11,7 @@ sys.path.insert(0, str(HERE))
 sys.dont_write_bytecode = True
 import extract_examples  # noqa: E402
 
-# The kernels' headers that a host compiler accepts. The others are for one instruction set or for a device.
+# Headers of kernels that a host compiler accepts. The others are for one instruction set or for the device.
 ELSEWHERE = {"kernels/common/cpu/block_rows.h", "kernels/common/cpu/chunk_rows.h", "kernels/common/cpu/microkernel.h",
              "kernels/common/cpu/rows_ahead.h", "kernels/focus_pool/cpu/window_scan.h",
              "kernels/common/cuda/device.h", "kernels/common/cuda/device.h.2", "kernels/common/cuda/device90.h",
@@ -32,14 +32,14 @@ class ExtractTest(unittest.TestCase):
         self.assertEqual(example.text(), '#line 3 "src/core/x.h"\nconst X x;\n'
                          'x.Say("// no comment", \'"\');\n')
 
-    def test_what_a_reader_can_think_of(self):
+    def test_ellipses_become_empty_bodies_and_lists(self):
         self.assertEqual(lines_of("//   for (int i : x) ...   // each"), ["for (int i : x) {}"])
         self.assertEqual(lines_of("//   Run([] { ... }, {...}, {.a = 1, ...});"),
                          ["Run([] {}, {}, {.a = 1});"])
         self.assertEqual(lines_of("//   a.B();", "//   ... bind a ...", '//   C("...");'),
                          ["a.B();", "", 'C("...");'])
 
-    def test_formulas_lists_and_prose_are_no_examples(self):
+    def test_formulas_lists_and_prose_are_ignored(self):
         for text in ("//   S_t = exp(g_t) S_{t-1} + v_t,   o_t = q_t S_t",
                      "//   LATEST    a hint for people; nothing relies on it",
                      "// - an item of a list that goes on\n//   in a second line;",
@@ -54,7 +54,7 @@ class ExtractTest(unittest.TestCase):
         (example,) = extract_examples.examples_of("docs/x.md", "docs/x.md", document)
         self.assertEqual((example.line, example.lines), (3, ["int a;  // kept"]))
 
-    def test_files_change_when_an_example_does(self):
+    def test_a_file_is_rewritten_only_if_its_example_changes(self):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "a" / "x.h"
             extract_examples.write_if_changed(path, "a;\n")

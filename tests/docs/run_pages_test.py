@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Runs the commands of README.md and docs/*.md: the ```sh blocks of a page, in order, in one shell and in
-an empty folder, with `launch` as in the repository and recipes that train for a few steps only.
+"""Runs the commands of README.md and docs/*.md. The ```sh blocks of a page run in order, in one shell and in an empty
+folder, with a copy of launch/ whose recipes train for only a few steps.
 
     python3 tests/docs/run_pages_test.py build/cpu/src/cli/halflife [PAGE ...]
 
-Comments of a page, which readers do not see, control it:
+HTML comments of a page, which readers do not see, control this:
 
-    <!-- not run: REASON -->     above a block: it needs a GPU, a cluster, a network or much time
-    <!-- file: NAME -->          above a block of any kind: its text is written to NAME
-    <!-- run: COMMANDS -->       commands that are run, but not shown. They make what the next block reads.
+    <!-- not run: REASON -->     The next block is not run. It needs a GPU, a cluster, a network or much time.
+    <!-- file: NAME -->          The text of the next block, of any language, is written to the file NAME.
+    <!-- run: COMMANDS -->       The commands are run, but not shown. They create the files that the next block reads.
 
 COMMANDS may use the functions of page_functions.sh.
 """
@@ -26,7 +26,7 @@ import unittest
 HERE = pathlib.Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
 PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (REPOSITORY / "docs").glob("*.md"))]
-LIMIT_S = 900  # A guard against commands that hang.
+LIMIT_S = 900  # time limit of a page, in case a command hangs
 COMMENT = re.compile(r"<!-- (not run|file|run):(.*?)-->", re.DOTALL)
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
@@ -91,7 +91,7 @@ class Scripts(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "x.md:2: two comments for one block"):
             script_of("x.md", "<!-- not run: a GPU -->\n<!-- file: b -->\n```sh\n```\n")
 
-    def test_commands_are_in_blocks_of_the_shell(self):
+    def test_commands_are_in_sh_blocks(self):
         for page in PAGES:
             for line, kind, content in pieces_of((REPOSITORY / page).read_text(encoding="utf-8")):
                 if kind == "```":

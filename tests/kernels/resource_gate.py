@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Fails if a CUDA kernel spills, has a stack frame, or takes more registers than its budget, or if ptxas ran its products
-of warpgroups one after another or ignored its setmaxnreg.
+"""Checks the resources of the CUDA kernels. Fails if a kernel spills, has a stack frame, or uses more registers than
+its budget, or if ptxas serialized its WGMMA instructions or ignored its setmaxnreg.
 
 Reads the output of nvcc with -Xptxas -v, from files or standard input:
 
   nvcc -Xptxas -v ... 2>&1 | tests/kernels/resource_gate.py
   tests/kernels/resource_gate.py build/*.ptxas.log
-  tests/kernels/resource_gate.py --record build/*.ptxas.log     # writes the budget, for a deliberate change
+  tests/kernels/resource_gate.py --record build/*.ptxas.log     # updates the budget after an intended change
 
-The budget, tests/kernels/resource_budget.json, is {"kernel": {"sm_90a": registers}}. A kernel that it does not list fails too.
-Needs no GPU.
+The budget, tests/kernels/resource_budget.json, is {"kernel": {"sm_90a": registers}}. A kernel that it does not list
+fails too. Needs no GPU.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import re
 import subprocess
 import sys
 
-SLACK = 4  # registers a compiler may take more before somebody looks
+SLACK = 4  # allowed excess over the budget, because registers vary between compiler versions
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ENTRY = re.compile(r"Compiling entry function '(\S+)' for '(sm_\w+)'")
 FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -44,7 +44,7 @@ def demangle(names):
 
 
 def parse(lines):
-    """[{name, arch, registers, shared, frame, spills}] of every kernel."""
+    """Returns [{name, arch, registers, shared, frame, spills}], one entry per kernel and architecture."""
     kernels, current, losses = [], None, {}
     for line in lines:
         if not IGNORED.search(line) and (match := LOSS.search(line)):
@@ -86,7 +86,7 @@ def problems_of(kernel, budget):
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("logs", nargs="*", help="logs of nvcc; none: standard input")
+    parser.add_argument("logs", nargs="*", help="logs of nvcc (default: standard input)")
     parser.add_argument("--budget", default=ROOT / "tests/kernels/resource_budget.json")
     parser.add_argument("--record", action="store_true", help="write the budget from the logs")
     options = parser.parse_args()
@@ -95,7 +95,7 @@ def main():
         lines += pathlib.Path(log).read_text().splitlines()
     kernels = parse(lines)
     if not kernels:
-        print("no kernel found: was nvcc run with -Xptxas -v?", file=sys.stderr)
+        print("no kernel found. Run nvcc with -Xptxas -v.", file=sys.stderr)
         return 2
     path = pathlib.Path(options.budget)
     budget = json.loads(path.read_text()) if path.exists() else {}

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""resource_gate.py on the output of ptxas, good and bad."""
+"""Tests resource_gate.py on good and bad output of ptxas."""
 
 import contextlib
 import io
@@ -26,7 +26,7 @@ def log(registers=40, frame=0, spills=0):
 
 class ResourceGateTest(unittest.TestCase):
     def run_gate(self, lines):
-        """The exit code, and the lines that begin with FAILS."""
+        """Returns the exit code, and the lines that begin with FAILS."""
         with tempfile.TemporaryDirectory() as folder:
             budget = pathlib.Path(folder) / "budget.json"
             budget.write_text(json.dumps({NAME: {"sm_90a": 40}}))
@@ -44,14 +44,14 @@ class ResourceGateTest(unittest.TestCase):
             code, failures = self.run_gate(lines)
             self.assertEqual((code, len(failures)), (1, 1))
 
-    def test_products_one_after_another_fail(self):
+    def test_serialized_wgmma_fails(self):
         message = ("ptxas info    : (C7512) Potential Performance Loss: wgmma.mma_async instructions are serialized due to "
                    f"insufficient register resources for the function '{SYMBOL}'")
         code, failures = self.run_gate([message, *log()])
         self.assertEqual(code, 1)
         self.assertIn(f"{NAME} for sm_90a: C7512, Potential Performance Loss: wgmma", failures[0])
 
-    def test_an_ignored_transfer_of_registers_fails(self):
+    def test_an_ignored_setmaxnreg_fails(self):
         for message in ("(C7507) Potential Performance Loss: 'setmaxnreg' ignored to maintain minimum register requirements.",
                         "(C7508) Potential Performance Loss: 'setmaxnreg' ignored; unable to determine register count at entry."):
             code, failures = self.run_gate([f"ptxas info    : {message}", *log()])

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Fails if the machine code of a CUDA kernel is not as intended: it uses local memory, it lacks the tensor-core,
-asynchronous-copy or matrix-load instructions of its design, or a tile waits for a load.
+"""Checks the machine code of the CUDA kernels. Fails if a kernel uses local memory, lacks the tensor-core,
+asynchronous-copy or matrix-load instructions of its design, or has synchronous loads in its loop over tiles.
 
 Reads object files, archives or programs with `cuobjdump -sass`, or its output:
 
@@ -8,7 +8,7 @@ Reads object files, archives or programs with `cuobjdump -sass`, or its output:
   cuobjdump -sass scan.o | tests/kernels/sass_gate.py -
 
 A folder means all .cu.o files below it. No kernel may use local memory. RULES lists additional requirements of some
-kernels. Exit code 1: a kernel fails; 2: no kernel found; 77: cuobjdump or nvdisasm is missing. Needs no GPU.
+kernels. Exit codes: 1: a kernel fails; 2: no kernel found; 77: cuobjdump or nvdisasm is missing. Needs no GPU.
 """
 
 import argparse
@@ -24,8 +24,9 @@ from resource_gate import demangle  # noqa: E402
 
 # Spills and arrays indexed at run time.
 LOCAL_MEMORY = ("LDL", "STL")
-# Kernel (prefix of its demangled name) -> (instruction, purpose), each required at least once. A kernel of the table
-# that is missing in the input fails too, so that the table follows the code.
+# Kernel (regular expression for the start of its demangled name) -> (instruction, purpose). Each instruction is
+# required at least once. A kernel of this table that is missing in the input fails too, so that the table matches the
+# code.
 MMA = (("HMMA", "mma.sync"), ("LDSM", "ldmatrix"), ("LDGSTS", "cp.async"))
 WARPGROUPS = (("LDSM", "ldmatrix"), ("HGMMA", "wgmma"), ("UTMALDG", "bulk copies"))
 # fp32 operands are split into two bf16 terms between global and shared memory, so they pass through registers.
@@ -60,16 +61,16 @@ RULES = {
     "WarpgroupScanKernel": WARPGROUPS,
     "WarpgroupGradientsKernel": WARPGROUPS,
 }
-# Kernels in which a warpgroup gives registers to others on sm_90a. ptxas may ignore the instruction.
+# Kernels in which a warpgroup transfers registers to others on sm_90a with setmaxnreg, which ptxas may ignore.
 REGISTER_TRANSFERS = re.compile(r"WarpgroupScanKernel\b|ChannelWarpgroupScanKernel<ChannelWarpgroupConfig<\d+, 128>|delta::TokenScanKernel")
-# Kernels that have a body only for one architecture.
+# Kernels whose body is compiled for only one architecture.
 ONLY_FOR = {"WarpgroupStatesKernel": "sm_90a", "WarpgroupScanKernel": "sm_90a", "ChannelWarpgroupScanKernel": "sm_90a",
             "WarpgroupGradientsKernel": "sm_90a", "delta::TokenScanKernel": "sm_90a",
             "delta::WarpgroupScanKernel": "sm_90a",
             "delta::WarpgroupAdjointScanKernel": "sm_90a", "ChannelChunkGradientsKernel": "sm_90a"}
-# Kernels whose loop over tiles, the innermost with a barrier (of the block, or an mbarrier) and products, reads global
-# memory by asynchronous copies, and the most other loads in it: any that a tile wants would be waited for in every
-# tile. The known ones are the entry of a chunk, 24 bytes, which is there a chunk before it is used.
+# Kernels whose loop over tiles reads global memory by asynchronous copies -> allowed number of other loads (LDG) in it.
+# The loop over tiles is the innermost one with products and a barrier of the block or an mbarrier. A synchronous load
+# would delay every tile. The allowed loads read the 24-byte entry of a chunk, one chunk before it is used.
 PLAIN_LOADS = {"ChannelScanKernel": 4, "delta::TokenScanKernel": 0, "delta::WarpgroupScanKernel": 0, "delta::WarpgroupAdjointScanKernel": 0}
 
 ARCH = re.compile(r"^\s*(?:code for|arch =) (sm_\w+)")
@@ -79,11 +80,12 @@ BRANCH_TARGET = re.compile(r"\b0x([0-9a-f]+)\b")
 
 
 class Kernel(collections.Counter):
-    """Counts of instructions without their suffixes, and the instructions: [(address, name)]."""
+    """Counts of instructions without their suffixes. `code` is [(address, name)] of all instructions. `loops` is
+    [(first address, last address)] of all backward branches."""
 
     def __init__(self):
         super().__init__()
-        self.code, self.loops = [], []  # loops: (first, last address) of each branch back
+        self.code, self.loops = [], []
 
     def add(self, address, name, rest):
         self[name] += 1
@@ -93,7 +95,7 @@ class Kernel(collections.Counter):
                 self.loops.append((int(target[1], 16), address))
 
     def tile_loop(self):
-        """Returns the counts within the shortest loop with a barrier and products. Empty: there is none."""
+        """Returns the counts of the shortest loop with a barrier and products. Empty if there is none."""
         found = []
         for first, last in self.loops:
             inside = collections.Counter(name for at, name in self.code if first <= at <= last)
@@ -103,7 +105,7 @@ class Kernel(collections.Counter):
 
 
 def parse(lines):
-    """{(symbol, arch): Kernel}."""
+    """Returns {(symbol, arch): Kernel} from the output of cuobjdump."""
     kernels, arch, current = {}, "", None
     for line in lines:
         if match := ARCH.match(line):
@@ -133,7 +135,7 @@ def problems_of(name, arch, counts):
         if not loop:
             found.append("no loop over tiles, with a barrier and products")
         elif loop["LDG"] > most:
-            found.append(f"{loop['LDG']} LDG in the loop over tiles: plain loads from global memory; {most} are known")
+            found.append(f"{loop['LDG']} LDG in the loop over tiles: synchronous loads of global memory; {most} are allowed")
     return found
 
 
@@ -152,13 +154,13 @@ def report(kernels, out):
     missing = [start for start in RULES
                if not any(re.match(rf"{start}\b", name) for name in names.values())]
     for start in missing:
-        print(f"{start}: no such kernel in the input, but a rule for it  FAILS", file=out)
+        print(f"{start}: no such kernel in the input, but RULES lists it  FAILS", file=out)
     print(f"{len(kernels)} kernels, {failed + len(missing)} fail", file=out)
     return failed + len(missing)
 
 
 def skip(reason):
-    print(f"SKIPPED: {reason}; the CUDA toolkit has both, and so has pip's triton (backends/nvidia/bin)")
+    print(f"SKIPPED: {reason}. The CUDA toolkit and pip's triton (backends/nvidia/bin) contain cuobjdump and nvdisasm.")
     sys.exit(77)
 
 
@@ -181,8 +183,8 @@ def disassemble(tool, path):
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("inputs", nargs="+", help="objects, archives, programs, folders; -: cuobjdump's output")
-    parser.add_argument("--cuobjdump", help="where it is not in PATH")
+    parser.add_argument("inputs", nargs="+", help="objects, archives, programs or folders; -: output of cuobjdump")
+    parser.add_argument("--cuobjdump", metavar="FILE", help="(default: cuobjdump in PATH or /usr/local/cuda/bin)")
     options = parser.parse_args()
     kernels = {}
     for given in options.inputs:
@@ -192,11 +194,11 @@ def main():
         path = pathlib.Path(given)
         tool = options.cuobjdump or find_cuobjdump()
         if tool is None:
-            skip("no cuobjdump in PATH or /usr/local/cuda/bin (it needs nvdisasm, too)")
+            skip("cuobjdump was not found in PATH or /usr/local/cuda/bin")
         for file in sorted(path.rglob("*.cu.o")) if path.is_dir() else [path]:
             kernels.update(parse(disassemble(tool, file)))
     if not kernels:
-        print("no kernel found: is this an object of nvcc for a real architecture?", file=sys.stderr)
+        print("no kernel found. Pass an object that nvcc compiled for a real architecture (sm_*).", file=sys.stderr)
         return 2
     return 1 if report(kernels, sys.stdout) else 0
 

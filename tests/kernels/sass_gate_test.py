@@ -1,4 +1,4 @@
-"""sass_gate.py on machine code as cuobjdump prints it, good and bad."""
+"""Tests sass_gate.py on good and bad output of cuobjdump."""
 
 import io
 import pathlib
@@ -57,22 +57,22 @@ class SassGateTest(unittest.TestCase):
         for one in ("STL [R1+0x4], R5", "@P1 LDL.LU R5, [R1+0x4]"):
             self.assertEqual(len(self.problems(STEP, [one, "EXIT"])), 1)
 
-    def test_a_scan_without_its_units_fails(self):
+    def test_a_scan_without_its_instructions_fails(self):
         for dropped in (1, 2, 3):
             rest = GOOD[:dropped] + GOOD[dropped + 1:]
             self.assertEqual(len(self.problems(SCAN, rest)), 1, GOOD[dropped])
 
-    def test_a_missing_transfer_of_registers_fails(self):
+    def test_a_missing_setmaxnreg_fails(self):
         units = ["LDSM.16.MT88.4 R4, [R3]", "HGMMA.64x64x16.F32.BF16 R24, R4, gdesc[UR8], R24", "UTMALDG.2D [UR8], [UR4]"]
         self.assertEqual(self.problems(WARPGROUPS, ["USETMAXREG.DEALLOC.CTAPOOL 0x58", *units]), [])
         (problem,) = self.problems(WARPGROUPS, units)
         self.assertIn("no USETMAXREG", problem)
 
-    def test_more_plain_loads_in_the_loop_over_tiles_fail(self):
+    def test_additional_synchronous_loads_in_the_loop_over_tiles_fail(self):
         load, copy = "@P1 LDG.E R3, desc[UR6][R4.64]", GOOD[1]
         tile = ["BAR.SYNC.DEFER_BLOCKING 0x0", *GOOD[2:4]]
 
-        def loops(before, inside, outside):  # the chunk's loop around that over tiles
+        def loops(before, inside, outside):  # a loop over chunks that contains a loop over tiles
             start = 16 * len(before)
             tiles = start + 16 * len(outside)
             return [*before, *outside, *inside, f"@!P0 BRA {tiles:#x}", f"@P2 BRA {start:#x}", "EXIT"]
@@ -84,7 +84,7 @@ class SassGateTest(unittest.TestCase):
         (problem,) = self.problems(TILES, [copy, *tile, "EXIT"])
         self.assertIn("no loop over tiles", problem)
 
-    def test_a_plain_load_in_the_loop_of_warpgroups_fails(self):
+    def test_a_synchronous_load_in_the_loop_of_warpgroups_fails(self):
         units = ["LDSM.16.MT88.4 R4, [R3]", "HGMMA.64x64x16.F32.BF16 R24, R4, gdesc[UR8], R24",
                  "SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [R2], R3"]
         copies = ["UTMALDG.2D [UR8], [UR4]", "UBLKCP.S.G [UR8], [UR4], UR6"]

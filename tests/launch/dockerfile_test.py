@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""The Dockerfile names options, presets, targets and variables that exist, and the image has the files that its
-steps read.
+"""Checks that the options, presets, targets and variables of the Dockerfile exist, and that the image has the files
+that its steps read.
 
-    python3 tests/launch/dockerfile_test.py BUILD      the build folder of a configured preset
+    python3 tests/launch/dockerfile_test.py BUILD      # BUILD is the build folder of a configured preset
 """
 
 import fnmatch
@@ -26,7 +26,7 @@ class DockerfileTest(unittest.TestCase):
     def setUpClass(cls):
         text = (REPOSITORY / "Dockerfile").read_text(encoding="utf-8")
         cls.steps = re.sub(r"(?m)^#.*\n", "", text).replace("\\\n", " ")
-        # The head of the file has the commands for both images.
+        # The comment at the top of the file has the commands for both images.
         cls.presets = sorted({*re.findall(r"ARG PRESET=(\w+)", cls.steps), *re.findall(r"--build-arg PRESET=(\w+)", text)})
 
     def test_options_of_setup(self):
@@ -55,7 +55,7 @@ class DockerfileTest(unittest.TestCase):
         for target in targets:
             self.assertTrue((BUILD / "build.ninja").read_text(encoding="utf-8").count(f"\nbuild {target}: phony "), target)
 
-    def test_nothing_that_git_has_is_left_out_of_the_image(self):
+    def test_the_image_has_all_files_of_the_repository(self):
         patterns = (REPOSITORY / ".dockerignore").read_text(encoding="utf-8").split()
         for name in output_of("git", "ls-files").splitlines():
             parts = pathlib.PurePosixPath(name).parts
@@ -66,9 +66,9 @@ class DockerfileTest(unittest.TestCase):
     def test_the_entry_is_installed(self):
         self.assertIn('ENTRYPOINT ["halflife"]', self.steps)
         self.assertIn("--prefix /usr/local", self.steps)  # /usr/local/bin is in PATH
-        self.assertIn(".venv", output_of("cat", ".dockerignore").split())  # so that setup makes the image's own
+        self.assertIn(".venv", output_of("cat", ".dockerignore").split())  # setup creates it in the image
 
-    # Names differ between releases, so this looks only at packages of the machine's release.
+    # Names of packages differ between releases, so this tests only the release of this machine.
     def test_packages_of_setup(self):
         script = (REPOSITORY / "launch/setup").read_text(encoding="utf-8")
         packages = re.search(r"build_packages=\(([^)]*)\)", script)[1].split()

@@ -1,8 +1,7 @@
-"""Prints the golden values of muon_test.cc: three updates of one matrix by Muon in torch, fp64.
+"""Prints the golden values of muon_test.cc: three updates of one matrix by Muon, computed in torch in fp64.
 
-Written from the papers, not from src/: Jordan et al. (2024) for momentum and the quintic
-Newton-Schulz iteration, Liu et al. (2025) for the scale 0.2 sqrt(max(rows, columns)) and the
-decoupled decay.
+The code follows the papers instead of src/: Jordan et al. (2024) for momentum and the quintic Newton-Schulz
+iteration, and Liu et al. (2025) for the scale 0.2 sqrt(max(rows, columns)) and the decoupled decay.
 
   .venv-compare/bin/python tests/optim/muon_golden.py
 """

@@ -1,4 +1,4 @@
-"""The Python module agrees with the program, with pytest:
+"""Tests with pytest that the Python module agrees with the program:
 
     HALFLIFE=build/cpu/src/cli/halflife PYTHONPATH=build/cpu/python \\
         .venv-compare/bin/python -m pytest tests/python
@@ -38,7 +38,7 @@ def run(*arguments) -> str:
 
 @pytest.fixture(scope="session")
 def work(tmp_path_factory) -> pathlib.Path:
-    """A folder with a text, a dataset, a run of 6 steps and its export."""
+    """Creates a folder with a text, a dataset, a run of 6 steps and its export."""
     folder = tmp_path_factory.mktemp("halflife")
     (folder / "text.txt").write_text("".join(f"{i} {TEXT}" for i in range(40)))
     (folder / "recipe.textproto").write_text(RECIPE)
@@ -135,7 +135,7 @@ def test_batches_are_rows_of_the_dataset(work):
             known = targets[:-1] != -100  # the eos of a document has no target
             np.testing.assert_array_equal(targets[:-1][known], row[1:][known])
             np.testing.assert_array_equal(row[:-1][~known], np.ones((~known).sum()))
-    del dataset  # the stream keeps it alive
+    del dataset  # the iterator keeps the dataset alive
     next(stream)
 
 
@@ -171,7 +171,7 @@ def test_ranges_outside_of_a_split(work):
         dataset.read("nothing", 0, 1)
 
 
-def test_torch_is_not_imported_and_may_be():
+def test_torch_is_optional():
     code = "import sys, halflife; assert 'torch' not in sys.modules; halflife.load_tokenizer('bytes')"
     subprocess.run([sys.executable, "-c", code], check=True)
     pytest.importorskip("torch")
@@ -179,7 +179,7 @@ def test_torch_is_not_imported_and_may_be():
         subprocess.run([sys.executable, "-c", f"import {modules}; torch.ones(3) @ torch.ones(3)"], check=True)
 
 
-def test_everything_public_is_described():
+def test_all_public_names_have_docstrings():
     for name in halflife.__all__:
         thing = getattr(halflife, name)
         assert thing.__doc__, name

@@ -1,4 +1,4 @@
-"""Every mutation in tools/mutations applies to today's sources."""
+"""Checks that every mutation in tools/mutations applies to the current sources."""
 
 import pathlib
 import sys
@@ -13,7 +13,7 @@ def main():
     names = [name for name, _ in reasons]
     stale += [f"{name}: two rows have this name" for name in set(names) if names.count(name) > 1]
     if stale:
-        sys.exit("\n".join([*stale, "Repair these rows of tools/mutations: see its README."]))
+        sys.exit("\n".join([*stale, "Update these rows of tools/mutations, as its README explains."]))
     print(f"{len(names)} mutations apply")
 
 

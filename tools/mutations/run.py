@@ -39,7 +39,7 @@ MESSAGES = (r"SUMMARY: (\w+Sanitizer: .*)", r"(runtime error: .*)",
 
 
 class Failure(Exception):
-    """A mutation or a test that cannot be built or run; the message says why."""
+    """A mutation or a test cannot be built or run. The message says why."""
 
 
 def run(command, folder):
@@ -55,7 +55,7 @@ class BuildTree:
     def __init__(self, folder, jobs):
         self.folder, self.jobs = folder.resolve(), jobs
         if not (self.folder / "build.ninja").exists():
-            sys.exit(f"{self.folder} is no Ninja build folder. Run `cmake --preset cpu` first.")
+            sys.exit(f"{self.folder} is not a Ninja build folder. Run `cmake --preset cpu` first.")
         entries = json.loads((self.folder / "compile_commands.json").read_text())
         commands = (shlex.split(entry["command"]) for entry in entries)
         self.commands = {command[command.index("-o") + 1]: command for command in commands}
@@ -126,8 +126,8 @@ class BuildTree:
             with concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
                 compiled = pool.map(lambda name: self.compile(name, source, copy), names)
                 objects = dict(zip(names, compiled))
-            # An object on the command line is replaced. An object from a library is put ahead of
-            # the library, so that the linker does not take the library's.
+            # An object on the command line is replaced. The replacement of a library's object is
+            # placed before the library, so that the linker uses it instead.
             command = [str(objects.get(word, word)) for word in link]
             place = command.index("-o")
             others = [str(path) for name, path in objects.items() if name not in link]
