@@ -49,11 +49,12 @@ saved_steps() {
   stat -c '%i:%.9Y' "${manifests[@]}" 2>/dev/null | tr '\n' ' '
 }
 
-# go_on_since SAVED: changes the launch line for an attempt after the first. SAVED is saved_steps
-# before the first attempt. `--resume step=N`, `path=DIR` and `none` set where a run begins, so
-# repeating them would discard what earlier attempts saved. If nothing was saved, the option is kept.
-# --skip-data is dropped with it: the checkpoint that the first attempt saves at once contains it.
-go_on_since() {
+# continue_from_newest SAVED: changes the launch line for an attempt after the first. SAVED is
+# saved_steps before the first attempt. `--resume step=N`, `path=DIR` and `none` set where a run
+# begins, so repeating them would discard what earlier attempts saved. If nothing was saved, the
+# option is kept. --skip-data is dropped with it: the checkpoint that the first attempt saves at
+# once contains it.
+continue_from_newest() {
   local i saved step is_new=no changed=()
   capture saved saved_steps || true
   for step in $saved; do
@@ -80,7 +81,7 @@ go_on_since() {
 ranks_are_ready() { [ "$(version_of heartbeat.json)" != "$heartbeat_before" ]; }
 
 # Whether the launcher would forward USR1. After it has ended its ranks, it may have no handler.
-launcher_hears() { kill -0 "$launcher" 2>/dev/null; }
+launcher_catches_usr1() { kill -0 "$launcher" 2>/dev/null; }
 
 # Functions that a script may override.
 start_asking() { ask_ranks_to_save & }  # in the background, so that a second signal is handled
@@ -96,7 +97,7 @@ ask_ranks_to_save() {
     if [ $((SECONDS - begin)) -ge "$seconds_to_start" ]; then ready=no && break; fi
     sleep 0.1
   done
-  if [ "$ready" = no ] || launcher_hears; then kill -USR1 "$launcher" 2>/dev/null || true; fi
+  if [ "$ready" = no ] || launcher_catches_usr1; then kill -USR1 "$launcher" 2>/dev/null || true; fi
 }
 
 # Asks the ranks of this attempt to save, only at the first call. A launcher or a rank that is

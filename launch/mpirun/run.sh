@@ -177,16 +177,17 @@ processes_of_launcher() {
 
 # Between fork and exec a process has the handlers of its parent. mpirun has started when it leads a
 # session, and a rank has started when it runs another program than mpirun.
-launcher_hears() {
+launcher_catches_usr1() {
   local stat
   read_stat "$launcher" && [ "${stat[3]}" = "$launcher" ] && catches_usr1 "$launcher"
 }
 
-# As in supervise.sh; or all ranks are on this machine and each has its handler.
+# Overrides the function of supervise.sh. The ranks are also ready if all of them are on this
+# machine and each has its handler.
 ranks_are_ready() {
   local child children program num_ready=0
   if [ "$(version_of heartbeat.json)" != "$heartbeat_before" ]; then return 0; fi
-  launcher_hears || return 1
+  launcher_catches_usr1 || return 1
   program=$(readlink "/proc/$launcher/exe") || return 1
   children=$(cat "/proc/$launcher/task/"*/children 2>/dev/null) || true
   for child in $children; do
@@ -197,20 +198,20 @@ ranks_are_ready() {
   [ -z "$hosts" ] && [ "$num_ready" -ge "$ranks" ]
 }
 
-# Sends a line to the watcher. Fails if the watcher has ended, or in the watcher itself.
-tell_watcher() { [ -n "$watch" ] && { echo "$*" >&"$watch"; } 2>/dev/null; }
+# Sends a line to the watcher. Fails if the watcher has ended, and also in the watcher itself.
+send_to_watcher() { [ -n "$watch" ] && { echo "$*" >&"$watch"; } 2>/dev/null; }
 
 # The watcher does what takes time, because a signal to the script's process group does not reach
 # it.
 start_asking() {
-  if ! tell_watcher "ask $launcher $heartbeat_before"; then
+  if ! send_to_watcher "ask $launcher $heartbeat_before"; then
     ask_ranks_to_save &
     helpers+=($!)
   fi
 }
 end_once() {
   if ((num_endings++ > 0)); then return 0; fi
-  if ! tell_watcher "end $launcher $heartbeat_before"; then
+  if ! send_to_watcher "end $launcher $heartbeat_before"; then
     end_ranks &
     helpers+=($!)
   fi
@@ -219,7 +220,7 @@ on_late_stop() { if [ "$num_interrupts" -ge 2 ]; then end_once; else ask_once; f
 on_attempt_end() {
   if [ "$code" -ne 0 ]; then kill_leftovers; fi
   { echo "run.sh: exit $code" >&"$messages"; } 2>/dev/null || true
-  tell_watcher ended || true
+  send_to_watcher ended || true
 }
 
 # Runs in the background, reports its process id to the watcher and becomes mpirun. If the script
@@ -231,7 +232,7 @@ start_launcher() {
   # handler before its last message; if the reader has ended, PIPE would end mpirun and lose the
   # exit code of the ranks. The ranks have the default handler again.
   trap '' PIPE
-  tell_watcher "started $BASHPID $heartbeat_before" || true
+  send_to_watcher "started $BASHPID $heartbeat_before" || true
   exec {watch}>&-
   export OPAL_OUTPUT_STDERR_FD=$messages
   exec setsid "$@"
@@ -322,7 +323,7 @@ start_watcher() {
   exec {watch}> >(trap '' HUP INT TERM USR1 && exec setsid bash "${BASH_SOURCE[0]}" --watch "$@")
   helpers+=($!)
 }
-watch_over_ranks() {
+run_watcher() {
   local word pid heartbeat begin
   while read -r word pid heartbeat; do
     # "started", which start_launcher writes, may arrive after a request of the script.
@@ -399,7 +400,7 @@ main() {
   make_launch_line
   find_run_folder "${command[@]}"
   if [ "${arguments[0]}" = --watch ]; then
-    watch_over_ranks
+    run_watcher
     exit 0
   fi
   # The watcher and the filter start before the traps are set, because they use process
@@ -428,7 +429,7 @@ main() {
       warn "giving up: exit $code after $num_restarts restarts"
       break
     fi
-    go_on_since "$saved_before"
+    continue_from_newest "$saved_before"
     num_restarts=$((num_restarts + 1))
     warn "exit $code: restart $num_restarts"
   done

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Shared by shell tests: a temporary folder, and checks that count failures and continue. Sourced.
+# Shared by shell tests, which source it: a temporary folder, and checks that count failures and
+# continue.
 #
 #   source "$(dirname "${BASH_SOURCE[0]}")/checks.sh"
 #   check "a bad number: exit 2" 2 $?
@@ -7,10 +8,11 @@
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failures=0
-shown_log=''  # what a failed check shows, where it is there
-patience=60   # seconds that wait_until tries for, as the machine may be busy
+shown_log=''   # a failed check prints this file, if it exists
+wait_limit=60  # time limit of wait_until in seconds; the machine may be busy
 
-# check NAME EXPECTED ACTUAL [RUN]: a failure shows RUN.log, or else $shown_log.
+# check NAME EXPECTED ACTUAL [RUN]: compares two texts. A failure prints RUN.log, or otherwise
+# $shown_log.
 check() {
   local log=${4:+$4.log}
   log=${log:-$shown_log}
@@ -18,18 +20,18 @@ check() {
     echo "ok      $1"
     return 0
   fi
-  echo "FAILED  $1: wanted '$2', met '$3'"
+  echo "FAILED  $1: expected '$2', got '$3'"
   if [ -f "$log" ]; then sed 's/^/        | /' "$log"; fi
   failures=$((failures + 1))
 }
 
-# wait_until NAME COMMAND...
+# wait_until NAME COMMAND...: repeats COMMAND until it succeeds.
 wait_until() {
   local name=$1 begin=$SECONDS
   shift
   until "$@"; do
-    if [ $((SECONDS - begin)) -ge "$patience" ]; then
-      echo "FAILED  $name: not within $patience s"
+    if [ $((SECONDS - begin)) -ge "$wait_limit" ]; then
+      echo "FAILED  $name: timed out after $wait_limit s"
       failures=$((failures + 1))
       return 1
     fi

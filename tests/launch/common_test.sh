@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# launch/common.sh supports scripts with traps: a signal at any moment only has the effect of the
-# trap.
+# Tests the functions of launch/common.sh for scripts with traps. A signal at any moment must only
+# run the trap.
 set -uo pipefail
 # shellcheck source=tests/launch/checks.sh
 source "$(dirname "${BASH_SOURCE[0]}")/checks.sh"
 common=$(dirname "${BASH_SOURCE[0]}")/../../launch/common.sh
 
-# storm_script NAME COMMANDS: a script with a trap repeats COMMANDS for 3 s and 10 signals, while
-# the signal is sent as fast as possible. Sets code. With $(...) instead of capture it ends at once.
+# storm_script NAME COMMANDS: runs a script with a trap that repeats COMMANDS for at least 3 s and
+# 10 signals, and sends the signal as fast as possible. Sets code. With $(...) instead of capture,
+# the script fails at once.
 storm_script() {
   local pid
   bash -euo pipefail -c "source '$common'

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# tests/support/compile_database.sh writes a separate command for every source, with generated
-# headers from where they are built.
+# Checks that tests/support/compile_database.sh writes a separate command for every source, with the
+# generated headers of build/cpu.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 # shellcheck source=tests/launch/checks.sh

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# error_reports_test.sh HALFLIFE: the output of several ranks of the real program that end with an
-# error, or save and stop. An error that all ranks have is printed once, an error of a single rank
-# is shown, and under run.sh mpirun adds nothing. Exit 77: mpirun is missing.
+# error_reports_test.sh HALFLIFE: tests the output of several ranks of the real program that end
+# with an error, or save and stop. An error of all ranks must be printed once, an error of a single
+# rank must be printed, and under run.sh mpirun must print nothing. Exit 77: mpirun is missing.
 set -uo pipefail
 halflife=$1
 # shellcheck source=tests/launch/fake_run.sh
@@ -30,10 +30,10 @@ once() {
   local name=$1 code=$2 pattern=$3
   shift 3
   "${allow_root[@]}" mpirun --oversubscribe --bind-to none -n 2 "$@" >"$folder/log" 2>&1
-  check "$name, mpirun: exit, errors, right ones" "$code 1 1" \
+  check "$name, mpirun: exit code, errors, matching errors" "$code 1 1" \
     "$? $(grep -c '\[error\]' "$folder/log") $(grep -c "r0/2\] \[error\] .*$pattern" "$folder/log")"
   bash "$run_sh" --ranks 2 -- "$@" >"$folder/log" 2>&1
-  check "$name, run.sh: exit, errors, right ones" "$code 1 1" \
+  check "$name, run.sh: exit code, errors, matching errors" "$code 1 1" \
     "$? $(grep -c '\[error\]' "$folder/log") $(grep -c "r0/2\] \[error\] .*$pattern" "$folder/log")"
   check "$name, run.sh: no messages of mpirun" 0 "$(grep -ciE 'primary job|mpirun|MPI_ABORT|ORTE|^---' "$folder/log")"
 }
@@ -48,7 +48,7 @@ once "a recipe that does not fit its run" 2 "does not fit this run" "${train[@]}
 
 # Ranks of one job with different command lines.
 "${allow_root[@]}" mpirun --oversubscribe --bind-to none -n 1 "${train[@]}" "$folder/new" : -n 1 "$halflife" trian >"$folder/log" 2>&1
-check "an error of rank 1 alone is reported" "2 1" "$? $(grep -c "r1/2\] \[error\] .*did you mean 'train'" "$folder/log")"
+check "an error of only rank 1 is reported" "2 1" "$? $(grep -c "r1/2\] \[error\] .*did you mean 'train'" "$folder/log")"
 
 # stop NAME SIGNAL CODE: signals run.sh while the ranks train.
 stop() {
@@ -58,7 +58,7 @@ stop() {
   end
   check "$1: exit $3" "$3" "$code"
   # mpirun prints its line when it forwards the signal.
-  check "$1: nothing is printed about the end" "run.sh: asking the ranks to save and stop" \
+  check "$1: mpirun prints nothing" "run.sh: asking the ranks to save and stop" \
     "$(grep -vx 'mpirun: Forwarding signal 10 to job' "$folder/log")"
 }
 stop ctrl_c INT 130

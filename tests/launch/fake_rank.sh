@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Imitates a rank of `halflife train` in run_sh_*test.sh: records each attempt and signal in FOLDER,
+# Imitates a rank of `halflife train` in run_sh_*test.sh. Records each attempt and signal in FOLDER,
 # and ends as its arguments specify.
-#   fake_rank.sh FOLDER exit CODE...      attempt n ends with the n-th code (the last one stays)
+#   fake_rank.sh FOLDER exit CODE...      attempt n ends with the n-th code, or with the last one
 #   fake_rank.sh FOLDER exit-saved CODE...   the same, with a new checkpoint each time, and DONE at 0
 #   fake_rank.sh FOLDER exit-loaded CODE...  the same as exit, and ckpt/LATEST names step 10
 #   fake_rank.sh FOLDER finish            ends a run: DONE, exit 0
-#   fake_rank.sh FOLDER save [SECONDS]    runs until USR1, then saves for so long and ends with 75
-#   fake_rank.sh FOLDER slow-save         the same, with its handler installed only after a second
+#   fake_rank.sh FOLDER save [SECONDS]    runs until USR1, then saves for SECONDS and ends with 75
+#   fake_rank.sh FOLDER slow-save         the same, but installs its handler only after a second
 #   fake_rank.sh FOLDER fail-save         runs until USR1, then ends with 74
 #   fake_rank.sh FOLDER finish-save       runs until USR1, then ends a run: DONE, exit 0
 #   fake_rank.sh FOLDER deaf              ignores USR1
-#   fake_rank.sh FOLDER mute              dies of USR1
-#   fake_rank.sh FOLDER crash-then MODE   the first attempt ends with 72, the next as MODE
+#   fake_rank.sh FOLDER mute              has no handler for USR1
+#   fake_rank.sh FOLDER crash-then MODE   the first attempt ends with 72, the next ones as with MODE
 # A checkpoint is FOLDER/checkpoint.RANK. Like a real one, it is first written under another name.
 set -u
 folder=$1 mode=$2
@@ -22,7 +22,7 @@ finish() {
   echo "step 1" >"$folder/DONE.new.$rank"
   mv "$folder/DONE.new.$rank" "$folder/DONE"
 }
-# point_to STEP: replaces ckpt/LATEST, as a save and a load of an older step do.
+# point_to STEP: replaces ckpt/LATEST. A save does this, and so does a load of an older step.
 point_to() {
   printf 'step_%012d\n' "$1" >"$folder/ckpt/LATEST.new.$rank"
   mv "$folder/ckpt/LATEST.new.$rank" "$folder/ckpt/LATEST"
@@ -34,16 +34,16 @@ save_step() {
   touch "$step/manifest.pb"
   point_to "$1"
 }
-# run_until_asked: handles only the first USR1, like a rank that ends.
+# Waits for USR1. Handles only the first one, like a rank that is about to end.
 run_until_asked() {
   asked=no
   trap 'asked=yes; trap - USR1' USR1
   touch "$folder/ready.$rank"
   while [ "$asked" = no ]; do sleep 0.05; done
-  trap '' TERM  # mpirun's, which it sends when the other rank has ended: real ranks end together
+  trap '' TERM  # mpirun sends TERM when the other rank has ended; real ranks end at the same time
 }
 
-# The values after --resume and --skip-data in the arguments, if any.
+# Prints the values of --resume and --skip-data in the arguments, if any.
 resume_of() {
   while [ $# -gt 0 ]; do
     case $1 in

@@ -1,6 +1,7 @@
 # shellcheck shell=bash
-# Runs launch/mpirun/run.sh with fake ranks. Shared by run_sh_*test.sh. Sourced.
-# shellcheck disable=SC2034  # run_sh, fake and code are for the caller
+# Functions that run launch/mpirun/run.sh with fake ranks. run_sh_*test.sh and error_reports_test.sh
+# source this file.
+# shellcheck disable=SC2034  # the caller uses run_sh, fake and code
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 run_sh=$repo/launch/mpirun/run.sh
 fake=$repo/tests/launch/fake_rank.sh
@@ -10,8 +11,9 @@ set -m  # background jobs get their own process group and a default INT, as unde
 # shellcheck source=tests/launch/checks.sh
 source "$(dirname "${BASH_SOURCE[0]}")/checks.sh"
 
-# mpirun's session gets its own directory. In a shared one, a run that ends would remove what
-# another one has just created, and a killed run would leave files.
+# new_case NAME: creates a folder for the case, with a session directory for mpirun. In a shared
+# session directory, a run that ends would remove files of another run, and a killed run would leave
+# files.
 new_case() {
   folder=$work/$1
   shown_log=$folder/log
@@ -27,8 +29,8 @@ whole_checkpoints() {
   cat "$folder"/checkpoint.[01] 2>/dev/null | grep -cx 'first half, second half'
 }
 
-# start [OPTION]... -- COMMAND...: starts run.sh in the background, with 2 ranks. Sets pid. Exactly
-# its processes have FAKE_RUN in their environment.
+# start [OPTION]... -- COMMAND...: starts run.sh in the background, with 2 ranks. Sets pid. Only its
+# processes have FAKE_RUN in their environment.
 start() {
   FAKE_RUN=$folder bash "$run_sh" --ranks 2 "$@" >"$folder/log" 2>&1 &
   pid=$!
@@ -39,13 +41,13 @@ end() {
   code=$?
 }
 processes() { grep -lzsxF "FAKE_RUN=$folder" /proc/[0-9]*/environ | cut -d / -f 3; }
-nobody_runs() { [ -z "$(processes)" ]; }
-# check_nobody_left NAME: checks that no process is left, right after run.sh has returned.
-check_nobody_left() {
+has_no_process() { [ -z "$(processes)" ]; }
+# check_no_process_left NAME: checks that no process is left, right after run.sh has returned.
+check_no_process_left() {
   local left
   left=$(processes)
   check "$1: no process is left" "" "$left"
   end_processes "$left"
 }
-# shellcheck disable=SC2086  # a word each
+# shellcheck disable=SC2086  # one word per process id
 end_processes() { if [ -n "$1" ]; then kill -KILL $1 2>/dev/null; fi; }

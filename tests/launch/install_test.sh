@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# install_test.sh CMAKE BUILD: `cmake --install` makes a prefix that still works after it is moved:
+# install_test.sh CMAKE BUILD: checks that the result of `cmake --install` works after it was moved:
 # both programs, the module for SentencePiece, recipes, scripts and documents.
 set -uo pipefail
 cmake=$1 build=$2
@@ -25,9 +25,9 @@ run "$halflife" recipe --config "$share/launch/recipes/quickstart.textproto"
 check "a recipe of the prefix resolves" 0 $?
 run "$halflife" sweep --config "$share/launch/sweeps/lengths.textproto" --out runs --dry-run
 check "a sweep of the prefix finds its recipe" 0 $?
-check "documents are there" yes "$([ -s "$share/README.md" ] && [ -s "$share/docs/data_format.md" ] && echo yes)"
+check "documents are installed" yes "$([ -s "$share/README.md" ] && [ -s "$share/docs/data_format.md" ] && echo yes)"
 check "bash completes subcommands" 0 "$(grep -q 'complete -F' "$prefix/share/bash-completion/completions/halflife"; echo $?)"
-check "the run paths do not lead into the build tree" 0 \
+check "the run paths do not contain the build tree" 0 \
   "$(readelf -d "$prefix"/bin/* "$prefix"/lib/halflife/* | grep 'R.*PATH' | grep -cF "$build")"
 
 seq 1 2000 | sed 's/$/ green bottles on the wall/; G' >text.txt
@@ -47,6 +47,6 @@ if have mpirun; then
     --set train.micro_batch=1 --set eval.windows=2 --set train.threads=1 --run run
   check "run.sh finds the program and trains a step" "0 yes" "$? $([ -e run/DONE ] && echo yes)"
 else
-  echo "mpirun not found: run.sh was not tried"
+  echo "mpirun not found: run.sh was not tested"
 fi
 exit $((failures > 0))

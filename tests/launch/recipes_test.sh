@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# recipes_test.sh HALFLIFE: every recipe resolves and has the parameters that its run card states;
-# every sweep resolves to the number of runs that its card states.
+# recipes_test.sh HALFLIFE: checks that every recipe resolves and has the number of parameters of
+# its run card, and that every sweep resolves to the number of runs of its card.
 set -uo pipefail
 halflife=$1
 # shellcheck source=tests/launch/checks.sh
@@ -22,8 +22,8 @@ recipe() {
   plan=$(plan "$1" 1 "$2")
   check "$1, parameters" "$3" "$(row total | grep -oE '\([0-9]+\)' | tr -d '()')"
 }
-# on_gpus NAME RANKS...: checks FLOPs against the run card for each number of ranks, and memory for the
-# first one, which is that of the card ("on 2 nodes" of 8 GPUs).
+# on_gpus NAME RANKS...: checks the FLOPs of the run card for each number of ranks. Checks the
+# memory for the first number, which is that of the card ("on 2 nodes" of 8 GPUs).
 on_gpus() {
   local name=$1 first=$2 ranks plan memory
   shift
@@ -34,7 +34,7 @@ on_gpus() {
       check "$name on $ranks ranks, memory" \
         "$(sed -nE 's/^#   memory +([0-9.]+ GiB per rank on [0-9]+ node).*/\1/p' "$name.textproto")" "$memory"
     fi
-    check "$name on $ranks ranks, PFLOP a step" \
+    check "$name on $ranks ranks, PFLOP per step" \
       "$(sed -nE 's/.* ([0-9.]+) PFLOP a step.*/\1/p' "$name.textproto")" \
       "$(row 'FLOPs, full' | awk '{ printf $1 + 0 < 10000 ? "%.2f" : "%.1f", $1 / 1000 }')"
   done

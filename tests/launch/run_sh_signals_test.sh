@@ -1,23 +1,24 @@
 #!/usr/bin/env bash
-# However launch/mpirun/run.sh is stopped, and however often, it ends with 75 or 130, the ranks save
-# if they can, and no process is left. Exit 77: mpirun is missing.
+# Stops launch/mpirun/run.sh in many ways, once and repeatedly. It must end with 75 or 130, the
+# ranks must save if they can, and no process may be left. Exit 77: mpirun is missing.
 set -uo pipefail
 # shellcheck source=tests/launch/fake_run.sh
 source "$(dirname "${BASH_SOURCE[0]}")/fake_run.sh"
 
-# Whether run.sh has set its traps. PIPE (signal 13) is the last one. Before that, a signal ends it
-# before anything has started. Until exec, the process has the handlers of this shell, including one
-# for PIPE.
+# Whether run.sh has set its traps. PIPE (signal 13) is the last one. An earlier signal ends run.sh
+# before it has started anything. Until exec, the process has the handlers of this shell, including
+# one for PIPE.
 # shellcheck disable=SC2317  # called by wait_until
-has_its_traps() {
+has_set_traps() {
   local mask
   grep -qzxF "$run_sh" "/proc/$pid/cmdline" || return 1
   mask=$(awk '/^SigCgt:/ { print $2 }' "/proc/$pid/status" 2>/dev/null)
   [ -n "$mask" ] && (((16#$mask >> 12) & 1))
 }
-wait_until_it_hears() { wait_until "run.sh has its traps" has_its_traps; }
+wait_for_traps() { wait_until "run.sh has its traps" has_set_traps; }
 
-# storm PROCESS SIGNAL...: sends a burst of each, then one every few milliseconds until run.sh ends.
+# storm PROCESS SIGNAL...: sends a burst of each signal, and then one every few milliseconds until
+# run.sh ends.
 storm() {
   local i signal process=$1
   shift
@@ -38,10 +39,10 @@ check_end() {
   whole=$(whole_checkpoints)
   check "$1: checkpoints are whole or absent" "$whole" \
     "$(find "$folder" -name 'checkpoint.[01]' | wc -l)"
-  check_nobody_left "$1"
+  check_no_process_left "$1"
 }
 
-# Until it is gone, a request can still be written to it.
+# Kills the watcher and waits for its end. Until then, run.sh can still write requests to its pipe.
 kill_watcher() {
   local child
   for child in $(processes); do
@@ -52,10 +53,10 @@ kill_watcher() {
   done
 }
 # shellcheck disable=SC2317  # called by wait_until
-is_gone() { ! grep -qz . "/proc/$1/environ" 2>/dev/null; }  # a zombie has none
+is_gone() { ! grep -qz . "/proc/$1/environ" 2>/dev/null; }  # a zombie has no environment
 
-# Takes 10 s, so it runs in parallel with the others. Its code goes to a file, because this shell
-# forgets it if a later child gets the same process id.
+# This case takes 10 s, so it runs in parallel with the others. Its exit code is written to a file,
+# because this shell forgets it if a later child gets the same process id.
 new_case mute
 (
   start -- "$fake" "$folder" mute
@@ -84,7 +85,7 @@ for signal in TERM HUP USR1; do
   check_end "a storm of $signal" 75 2
   new_case "early_storm_$signal"
   start -- "$fake" "$folder" slow-save
-  wait_until_it_hears
+  wait_for_traps
   storm "$pid" "$signal" &
   check_end "a storm of $signal from the start" 75 ""
   check "a storm of $signal from the start: ranks that began have saved" \
@@ -98,7 +99,7 @@ storm "$pid" INT &
 check_end "a storm of INT" 130
 new_case early_storm_INT
 start -- "$fake" "$folder" slow-save
-wait_until_it_hears
+wait_for_traps
 storm "$pid" INT &
 check_end "a storm of INT from the start" 130
 new_case storm_of_all
@@ -144,10 +145,10 @@ wait_until_ready
 kill -INT "$pid"
 sleep 0.5
 kill -INT "$pid"
-check_end "second Ctrl-C ends deaf ranks" 130 0
-check "second Ctrl-C: in seconds" yes "$([ $((SECONDS - begin)) -lt 30 ] && echo yes)"
+check_end "second Ctrl-C ends ranks that ignore USR1" 130 0
+check "second Ctrl-C: within 30 s" yes "$([ $((SECONDS - begin)) -lt 30 ] && echo yes)"
 
-# Between the two signals, ranks are in every state from before their save to after their end.
+# The pauses cover all states of the ranks, from before their save to after their end.
 for pause in 0 0.05 0.2 0.5 1 1.5; do
   new_case "two_INT_$pause"
   start -- "$fake" "$folder" save 0.7
@@ -185,15 +186,15 @@ wait_until_ready
 kill -TERM "$pid"
 check_end "TERM in the second attempt, which finished" 0
 
-# Killed by a signal that it cannot trap: the ranks save and end.
-# check_killed NAME SAVES
+# check_killed NAME SAVES: checks that the ranks save and end after run.sh was killed by KILL, which
+# it cannot trap.
 check_killed() {
   end
   check "$1: exit 137" 137 "$code"
-  wait_until "$1: all have ended" nobody_runs
+  wait_until "$1: all processes have ended" has_no_process
   if [ -n "$2" ]; then check "$1: $2 ranks saved" "$2" "$(saves)"; fi
   check "$1: checkpoints are whole" "${2:-$(whole_checkpoints)}" "$(whole_checkpoints)"
-  check_nobody_left "$1"
+  check_no_process_left "$1"
 }
 new_case KILL
 start -- "$fake" "$folder" save
@@ -222,11 +223,11 @@ new_case KILL_deaf
 start --grace 1 -- "$fake" "$folder" deaf
 wait_until_ready
 kill -KILL "$pid"
-check_killed "KILL, and the ranks do not listen" 0
+check_killed "KILL, and the ranks ignore USR1" 0
 for pause in 0 0.03 0.1; do
   new_case "KILL_$pause"
   start --grace 1 -- "$fake" "$folder" save
-  wait_until_it_hears
+  wait_for_traps
   sleep "$pause"
   kill -KILL "$pid"
   check_killed "KILL $pause s after the start" ""
@@ -240,18 +241,18 @@ for child in $(processes); do
 done
 check_end "KILL of mpirun" 137
 
-# The same Ctrl-C kills the reader of the output: `run.sh 2>&1 | tee log`.
+# In `run.sh 2>&1 | tee log`, the same Ctrl-C also kills the reader of the output.
 new_case pipe
 mkfifo "$folder/pipe"
 FAKE_RUN=$folder bash "$run_sh" --ranks 2 -- "$fake" "$folder" save >"$folder/pipe" 2>&1 &
 pid=$!
 cat <"$folder/pipe" >"$folder/log" &
 reader=$!
-disown "$reader"  # no message about its death
+disown "$reader"  # bash would report that it was killed
 wait_until_ready
 kill -KILL "$reader"
 kill -INT "$pid"
-check_end "Ctrl-C with a reader that is gone" 130 2
+check_end "Ctrl-C after the reader has ended" 130 2
 
 new_case terminal
 code=$(FAKE_RUN=$folder python3 - bash "$run_sh" --ranks 2 -- "$fake" "$folder" save <<'PYTHON'
@@ -265,15 +266,15 @@ os.close(terminal)
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 PYTHON
 )
-check "its terminal was closed: exit 75" 75 "$code"
-check "its terminal was closed: 2 ranks saved" 2 "$(saves)"
-check_nobody_left "its terminal was closed"
+check "the terminal was closed: exit 75" 75 "$code"
+check "the terminal was closed: 2 ranks saved" 2 "$(saves)"
+check_no_process_left "the terminal was closed"
 
 folder=$work/mute
-wait_until "mute ranks have ended" [ -s "$folder/code" ]
+wait_until "ranks without a handler have ended" [ -s "$folder/code" ]
 check "TERM, and the ranks handle no signal: exit 75" 75 "$(cat "$folder/code")"
-check_nobody_left "TERM, and the ranks handle no signal"
-check "TERM, and the ranks handle no signal: says so" 1 \
+check_no_process_left "TERM, and the ranks handle no signal"
+check "TERM, and the ranks handle no signal: a message says so" 1 \
   "$(grep -c 'exit 138: the ranks ended before they could save' "$folder/log")"
 
 exit $((failures > 0))

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# launch/mpirun/run.sh with small shell scripts as ranks: exit codes, restarts, usage.
-# run_sh_signals_test.sh tests how it is stopped. Exit 77: mpirun is missing.
+# Tests exit codes, restarts and usage of launch/mpirun/run.sh with small shell scripts as ranks.
+# run_sh_signals_test.sh tests stop requests. Exit 77: mpirun is missing.
 set -uo pipefail
 # shellcheck source=tests/launch/fake_run.sh
 source "$(dirname "${BASH_SOURCE[0]}")/fake_run.sh"
@@ -14,9 +14,10 @@ done
 bash "$run_sh" --ranks 2 --threads 3 -- "$fake" "$folder" exit 0 >"$folder/log" 2>&1
 check "threads reach the ranks" "rank 1: attempt, threads 3" "$(tail -n 1 "$folder/notes.1")"
 
-# The output of mpirun itself, depending on the exit codes of ranks and on run.sh.
+# mpirun's own messages depend on the exit codes of the ranks.
 new_case messages
-# shown CODE_WANTED PATTERN COMMAND...: 2 ranks end with that code; prints how many lines of the log match.
+# shown CODE PATTERN COMMAND...: runs COMMAND on 2 ranks and checks that the exit code is CODE. Sets
+# num_shown to the number of lines of the log that match PATTERN.
 shown() {
   bash "$run_sh" --ranks 2 -- "${@:3}" >"$folder/log" 2>&1
   check "${*:3}: exit $1" "$1" $?
@@ -36,62 +37,62 @@ done
 shown 137 'Primary job' bash -c 'kill -KILL $$'
 check "killed by a signal: mpirun reports it" 1 "$num_shown"
 shown 132 'could not access' "$folder/no_such_program"
-check "a program that is not there: mpirun reports it" 1 "$num_shown"
+check "a missing program: mpirun reports it" 1 "$num_shown"
 shown 0 '^to stderr$' bash -c 'echo to stderr >&2'
-check "what ranks write to stderr arrives" 2 "$num_shown"
+check "stderr of the ranks is passed on" 2 "$num_shown"
 bash "$run_sh" --hosts localhost:1 --ranks 2 -- true >"$folder/log" 2>&1
 check "too many ranks: mpirun reports it" "1 1" "$? $(grep -c 'There are not enough slots' "$folder/log")"
 rm -f "$folder"/notes.*
 bash "$run_sh" --restart -- "$fake" "$folder" exit 72 75 2 >"$folder/log" 2>&1
-check "--restart: the crash of the first attempt is reported, not the end of the others" "2 1" \
+check "--restart: only the crash of the first attempt is reported" "2 1" \
   "$? $(grep -c 'Primary job' "$folder/log")"
 
-# binding ALL ALLOWED OPTION...: prints the options of mpirun on a machine with ALL processors, of
-# which ALLOWED may be used, up to the number of ranks.
+# binding ALL ALLOWED OPTION...: prints the options that mpirun receives before the number of ranks,
+# on a machine with ALL processors of which ALLOWED may be used.
 binding() {
   local all=$1 allowed=$2 bin=$folder/bin
   mkdir -p "$bin"
   cat >"$bin/nproc" <<<"#!/bin/sh
 if [ \"\$1\" = --all ]; then echo $all; else echo \${OMP_NUM_THREADS:-$allowed}; fi"
   cat >"$bin/mpirun" <<<"#!/bin/sh
-echo \"\$*\" | sed 's/ -n .*//' >'$folder/asked'"
+echo \"\$*\" | sed 's/ -n .*//' >'$folder/mpirun_options'"
   chmod +x "$bin"/*
   PATH=$bin:$PATH bash "$run_sh" "${@:3}" -- true >"$folder/log" 2>&1
-  cat "$folder/asked"
+  cat "$folder/mpirun_options"
 }
 bound() { echo "--use-hwthread-cpus --map-by slot:PE=$1 --bind-to hwthread -x OMP_NUM_THREADS -x OPAL_OUTPUT_STDERR_FD=2 --oversubscribe"; }
 unbound="--bind-to none -x OMP_NUM_THREADS -x OPAL_OUTPUT_STDERR_FD=2 --oversubscribe"
 
 new_case binding
 check "ranks that fill the machine are bound" "$(bound 4)" "$(binding 8 8 --ranks 2)"
-check "so are ranks on more than half of it" "$(bound 1)" "$(binding 8 8 --ranks 5 --threads 1)"
-check "OMP_NUM_THREADS is no number of processors" "$(bound 4)" "$(OMP_NUM_THREADS=4 binding 8 8 --ranks 2)"
-check "two such jobs fit: unbound" "$unbound" "$(binding 8 8 --ranks 4 --threads 1)"
+check "ranks that use more than half of the machine are bound" "$(bound 1)" "$(binding 8 8 --ranks 5 --threads 1)"
+check "OMP_NUM_THREADS does not change the number of processors" "$(bound 4)" "$(OMP_NUM_THREADS=4 binding 8 8 --ranks 2)"
+check "half of the machine: unbound" "$unbound" "$(binding 8 8 --ranks 4 --threads 1)"
 check "more threads than processors: unbound" "$unbound" "$(binding 8 8 --ranks 3 --threads 3)"
-check "some processors are not for us: unbound" "$unbound" "$(binding 16 8 --ranks 2)"
+check "some processors may not be used: unbound" "$unbound" "$(binding 16 8 --ranks 2)"
 check "one rank: unbound" "$unbound" "$(binding 8 8 --ranks 1)"
-check "a list of threads is of nested regions: the first counts" "$(bound 2)" "$(OMP_NUM_THREADS=2,1 binding 4 4 --ranks 2)"
-check "no number of threads: unbound" "$unbound" "$(OMP_NUM_THREADS=08 binding 8 8 --ranks 2)"
+check "a list of thread counts for nested regions: the first one counts" "$(bound 2)" "$(OMP_NUM_THREADS=2,1 binding 4 4 --ranks 2)"
+check "an invalid number of threads: unbound" "$unbound" "$(OMP_NUM_THREADS=08 binding 8 8 --ranks 2)"
 
-# alone WORD...: runs in this environment, without the variables that run.sh passes to other
+# in_clean_environment COMMAND...: runs COMMAND without the variables that run.sh exports to other
 # machines.
-alone() {
+in_clean_environment() {
   local name
   for name in $(compgen -e); do
     case $name in HALFLIFE_* | HL_* | NCCL_* | ATEN_* | MKL_* | ONEDNN_* | CUBLAS_*) unset "$name" ;; esac
   done
   "$@"
 }
-# shellcheck disable=SC2317  # alone calls it
-told() { NCCL_SOCKET_IFNAME=eth0 HALFLIFE_CPU_ISA=avx2 binding "$@"; }
-check "several machines: unbound" "--bind-to none -x OMP_NUM_THREADS -x OPAL_OUTPUT_STDERR_FD=2 --host a:2,b:2 true" "$(alone binding 4 4 --hosts a:2,b:2)"
-check "the ranks get the settings of MPI, OpenMP and NCCL" "--bind-to none -x OMP_NUM_THREADS -x OPAL_OUTPUT_STDERR_FD=2 -x HALFLIFE_CPU_ISA -x NCCL_SOCKET_IFNAME --host a:2,b:2 true" "$(alone told 4 4 --hosts a:2,b:2)"
+# shellcheck disable=SC2317  # in_clean_environment calls it
+binding_with_settings() { NCCL_SOCKET_IFNAME=eth0 HALFLIFE_CPU_ISA=avx2 binding "$@"; }
+check "several machines: unbound" "--bind-to none -x OMP_NUM_THREADS -x OPAL_OUTPUT_STDERR_FD=2 --host a:2,b:2 true" "$(in_clean_environment binding 4 4 --hosts a:2,b:2)"
+check "the ranks get the settings of MPI, OpenMP and NCCL" "--bind-to none -x OMP_NUM_THREADS -x OPAL_OUTPUT_STDERR_FD=2 -x HALFLIFE_CPU_ISA -x NCCL_SOCKET_IFNAME --host a:2,b:2 true" "$(in_clean_environment binding_with_settings 4 4 --hosts a:2,b:2)"
 processors=$(nproc)
 if [ "$processors" -ge 2 ] && [ "$processors" -eq "$(nproc --all)" ]; then
   bash "$run_sh" --ranks 2 -- grep Cpus_allowed_list /proc/self/status >"$folder/log" 2>&1
-  check "mpirun binds each rank elsewhere" "2 2" "$(grep -c Cpus_allowed "$folder/log") $(grep Cpus_allowed "$folder/log" | sort -u | wc -l)"
+  check "mpirun binds the ranks to different processors" "2 2" "$(grep -c Cpus_allowed "$folder/log") $(grep Cpus_allowed "$folder/log" | sort -u | wc -l)"
   bash "$run_sh" --ranks 2 --mpi-option --bind-to --mpi-option none -- grep Cpus_allowed_list /proc/self/status >"$folder/log" 2>&1
-  check "a --bind-to of one's own comes last, and holds" "2 1" "$(grep -c Cpus_allowed "$folder/log") $(grep Cpus_allowed "$folder/log" | sort -u | wc -l)"
+  check "a user's --bind-to overrides the binding" "2 1" "$(grep -c Cpus_allowed "$folder/log") $(grep Cpus_allowed "$folder/log" | sort -u | wc -l)"
 fi
 
 new_case restart
@@ -102,25 +103,25 @@ check "--restart: three attempts" 3 "$(attempts)"
 # The values of --resume of all attempts, in order.
 resumes() { sed -n 's/.*, resume \(.*\)/\1/p' "$folder/notes.0" | tr '\n' ' '; }
 
-new_case goes_on
+new_case continues
 for request in "--resume step=10" "--resume=step=10" "--resume path=elsewhere" "--resume none"; do
   rm -rf "$folder"/notes.* "$folder/ckpt"
-  # shellcheck disable=SC2086  # a word each
+  # shellcheck disable=SC2086  # one word per argument
   bash "$run_sh" --restart -- "$fake" "$folder" exit-saved 75 75 0 --run "$folder" $request >"$folder/log" 2>&1
   check "$request: exit 0 in the end" 0 $?
   first=${request#--resume?}
-  check "$request: later attempts go on from the newest" "$first auto auto " "$(resumes)"
+  check "$request: later attempts continue from the newest checkpoint" "$first auto auto " "$(resumes)"
 done
 for request in "--resume step=10 --skip-data 3" "--skip-data=3 --resume=step=10"; do
   rm -rf "$folder"/notes.* "$folder/ckpt"
-  # shellcheck disable=SC2086  # a word each
+  # shellcheck disable=SC2086  # one word per argument
   bash "$run_sh" --restart -- "$fake" "$folder" exit-saved 75 75 0 $request --run "$folder" >"$folder/log" 2>&1
   check "$request: exit 0 in the end" 0 $?
-  check "$request: only the first attempt leaves out data" "1 2" "$(grep -c 'skip 3' "$folder/notes.0") $(grep -c 'resume auto$' "$folder/notes.0")"
+  check "$request: only the first attempt skips data" "1 2" "$(grep -c 'skip 3' "$folder/notes.0") $(grep -c 'resume auto$' "$folder/notes.0")"
 done
 rm -f "$folder"/notes.*
 bash "$run_sh" --restart -- "$fake" "$folder" exit 72 72 2 --run "$folder" --resume path=elsewhere >"$folder/log" 2>&1
-check "nothing saved: the request is kept" "path=elsewhere path=elsewhere path=elsewhere " "$(resumes)"
+check "nothing saved: --resume is kept" "path=elsewhere path=elsewhere path=elsewhere " "$(resumes)"
 rm -f "$folder"/notes.*
 bash "$run_sh" --restart -- "$fake" "$folder" exit 72 72 2 --run "$folder" --resume step=10 --skip-data 3 >"$folder/log" 2>&1
 check "nothing saved: --skip-data is kept as well" 3 "$(grep -c 'resume step=10, skip 3' "$folder/notes.0")"
@@ -131,13 +132,13 @@ mkdir -p "$folder"/ckpt/step_0000000000{10,20}
 touch "$folder"/ckpt/step_0000000000{10,20}/manifest.pb
 echo step_000000000020 >"$folder/ckpt/LATEST"
 bash "$run_sh" --restart -- "$fake" "$folder" exit-loaded 74 74 2 --run "$folder" --resume step=10 --skip-data 3 >"$folder/log" 2>&1
-check "only loaded: the request and --skip-data are kept" 3 "$(grep -c 'resume step=10, skip 3' "$folder/notes.0")"
+check "only loaded: --resume and --skip-data are kept" 3 "$(grep -c 'resume step=10, skip 3' "$folder/notes.0")"
 
 new_case no_restart
 bash "$run_sh" -- "$fake" "$folder" exit 75 0 >"$folder/log" 2>&1
 check "without --restart 75 is returned" 75 $?
 
-new_case hopeless
+new_case final
 bash "$run_sh" --restart -- "$fake" "$folder" exit 2 0 >"$folder/log" 2>&1
 check "--restart: exit 2 is final" 2 $?
 
@@ -180,7 +181,7 @@ without_halflife=/usr/bin:/bin:$(dirname "$(command -v mpirun)")
 run_copy() { PATH=$without_halflife bash "$share/launch/mpirun/run.sh" -- halflife train >"$folder/log" 2>&1; }
 run_copy
 check "no program: exit 2" 2 $?
-check "no program: says where it should be, and what to do" yes \
+check "no program: the message has its path and the fix" yes \
   "$(grep -qF "there is no program at $folder/prefix/bin/halflife. Build it (cmake" "$folder/log" && echo yes)"
 cat >"$folder/prefix/bin/halflife" <<<"#!/bin/sh
 echo \"\$0 \$*\""
@@ -189,6 +190,6 @@ run_copy
 check "an installed run.sh finds the installed program" "0 $folder/prefix/bin/halflife train" "$? $(cat "$folder/log")"
 touch "$share/CMakeLists.txt"
 run_copy
-check "that of a repository does not" 2 $?
+check "run.sh of a repository does not use the installed program" 2 $?
 
 exit $((failures > 0))

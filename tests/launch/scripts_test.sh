@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Every script parses and passes shellcheck (where that is installed), and refuses what it does not
-# know with exit 2.
+# Checks that every script parses, passes shellcheck (if it is installed), and refuses unknown
+# arguments with exit code 2.
 set -uo pipefail
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 cd "$repo" || exit 1
@@ -42,25 +42,25 @@ code=$?
 if [ "$code" -ne 3 ] || [[ $message != *"cannot read '/no/such/text'"* ]]; then fail "quickstart: exit $code, '$message'"; fi
 message=$(tests/run --label nonsense 2>&1)
 code=$?
-if [ "$code" -ne 2 ] || [[ $message != *"--label wants unit, emulated, sanitized, mpi, slurm, gpu or e2e, not 'nonsense'"* ]]; then
+if [ "$code" -ne 2 ] || [[ $message != *"unknown label 'nonsense'. Use unit, emulated, sanitized, mpi, slurm, gpu or e2e."* ]]; then
   fail "tests/run --label nonsense: exit $code, '$message'"
 fi
 
-# array_task CODE WORDS SETTING...: runs a task of a job array of sweeps, whose program prints its
-# arguments, and checks the exit code and the output.
+# array_task CODE OUTPUT SETTING...: runs a task of a job array of sweeps with a program that prints
+# its arguments. Checks the exit code and the output.
 array_task() {
-  local wanted_code=$1 words=$2
+  local expected_code=$1 words=$2
   shift 2
   message=$(env HALFLIFE=/bin/echo HALFLIFE_ROOT="$repo" "$@" bash launch/slurm/sweep.sbatch --config x 2>&1)
   code=$?
-  if [ "$code" -ne "$wanted_code" ] || [[ $message != *"$words"* ]]; then
+  if [ "$code" -ne "$expected_code" ] || [[ $message != *"$words"* ]]; then
     fail "sweep.sbatch of $*: exit $code, '$message'"
   fi
 }
 array_of() {  # ID MIN MAX COUNT
   echo "SLURM_ARRAY_TASK_ID=$1 SLURM_ARRAY_TASK_MIN=$2 SLURM_ARRAY_TASK_MAX=$3 SLURM_ARRAY_TASK_COUNT=$4"
 }
-# shellcheck disable=SC2046  # words are wanted
+# shellcheck disable=SC2046  # array_of prints several words
 {
   array_task 0 "sweep --config x --share 2/8" $(array_of 2 0 7 8)
   array_task 2 "the array is not 0 to N" $(array_of 3 3 3 1)

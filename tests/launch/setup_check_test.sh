@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# setup_check_test.sh HALFLIFE: launch/setup --check and halflife doctor print the same verdict,
-# name and version for everything that both check. Exit 77: a tool is missing.
+# setup_check_test.sh HALFLIFE: checks that launch/setup --check and halflife doctor print the same
+# result, name and version for everything that both check. Exit 77: a tool is missing.
 set -uo pipefail
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 halflife=$1
@@ -24,8 +24,8 @@ code=$?
 num_failed=$(grep -c '^FAIL  ' "$work/doctor")
 if [ "$code" -ne $((num_failed > 0 ? 4 : 0)) ]; then fail "doctor: exit $code with $num_failed FAIL"; fi
 
-# "OK    HDF5             1.10.8": prints the line of name $2 in file $1, without the path after a
-# comma.
+# Prints the line with the name $2 in file $1, e.g. "OK    HDF5             1.10.8", without a comma
+# and the path after it.
 line_of() { grep -E "^(OK|WARN|FAIL) +$2  +" "$1" | sed 's/, .*//'; }
 names=("LibTorch" "MPI library" "mpirun" "HDF5" "PCRE2" "utf8proc" "zstd" "zlib" "sentencepiece"
   "protobuf" "spdlog" "fmt" "xxHash" "nlohmann-json" "CLI11")

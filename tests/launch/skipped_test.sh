@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The report of tests/run on skipped tests, from a log of ctest. Also checks that every GTEST_SKIP
-# has a reason.
+# Tests the report of skipped tests that tests/run prints, on a log of ctest. Also checks that every
+# GTEST_SKIP has a reason.
 set -uo pipefail
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 # shellcheck source=tests/launch/checks.sh

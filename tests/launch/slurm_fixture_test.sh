@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# tests/support/with_slurm.sh itself: it returns its command's exit code and leaves nothing behind,
-# even if the command leaves a job running or is stopped.
+# Checks that tests/support/with_slurm.sh returns the exit code of its command and leaves no
+# processes and files, even if the command leaves a job running or is stopped.
 set -uo pipefail
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 # shellcheck source=tests/launch/checks.sh
@@ -42,7 +42,7 @@ for isolated in '' --isolated; do
     [ -n "$isolated" ] || exit 77
     continue
   fi
-  check "$name: the command's exit code" 7 $code
+  check "$name: exit code of the command" 7 $code
   check "$name: nothing left" "" "$(leftovers $pid)"
 done
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# slurm_nodes_test.sh HALFLIFE (inside with_slurm.sh --isolated --nodes 8): bad links cost time,
-# dead nodes cost a restart, and neither changes a bit.
+# slurm_nodes_test.sh HALFLIFE (inside with_slurm.sh --isolated --nodes 8): checks that bad links
+# only delay a run, that a dead node causes one restart, and that neither changes any bit of the
+# result.
 set -uo pipefail
 # shellcheck source=tests/launch/slurm_run.sh
 source "$(dirname "${BASH_SOURCE[0]}")/slurm_run.sh" "$1"
@@ -20,7 +21,7 @@ submit flap
 if pause flap "$job"; then
   link=p$(last_node "$job")
   ip -n "$HL_BRIDGE" link set "$link" down
-  go_on "$job"
+  continue_run "$job"
   sleep 3
   ip -n "$HL_BRIDGE" link set "$link" up
 fi
@@ -38,7 +39,7 @@ if "${in_bridge[@]}" nft add table bridge loss 2>/dev/null &&
   finish "every twentieth packet lost for 40 steps" loss
   check "packets were lost" yes "$([ "${dropped:-0}" -gt 10 ] && echo yes)" loss
 else
-  echo "SKIPPED: packet loss: no nft here, or its kernel modules (Debian: nftables)"
+  echo "SKIPPED: packet loss: nft or its kernel modules were not found (Debian: nftables)"
 fi
 
 # Training waits for its saves, so at step 60 the save of step 50 exists.
@@ -54,7 +55,7 @@ done
 for launcher in mpirun srun; do
   job=${jobs[$launcher]}
   kill -KILL "${node_pids[$(last_node "$job") - 1]}"
-  go_on "$job"
+  continue_run "$job"
 done
 for launcher in mpirun srun; do
   job=${jobs[$launcher]}
@@ -73,14 +74,14 @@ shared=(--set parallel.sp=2 --set parallel.zero_stage=1 "${saves[@]}")
 submit mesh --ntasks-per-node=2 --exclude="n[1-6]" -- "${shared[@]}"
 if pause mesh "$job" 60; then
   kill -KILL "${node_pids[$(last_node "$job") - 1]}"
-  go_on "$job"
+  continue_run "$job"
 fi
 wait_until "the job of shared rows is requeued" is_requeued "$job"
 scontrol update JobId="$job" NumNodes=1
 scontrol update JobId="$job" NumTasks=2
 wait_for_run "$job" mesh
 check "shared rows, a node dies: finished" "COMPLETED 0" "$(ending "$job")" mesh
-check "shared rows, a node dies: two ranks went on" 1 \
+check "shared rows, a node dies: two ranks continued" 1 \
   "$(count '8 x 64 tokens a step on 2 ranks, 2 to a row' mesh.log)" mesh
 check "shared rows, a node dies: four ranks began" 1 \
   "$(count '8 x 64 tokens a step on 4 ranks, 2 to a row' mesh.log)" mesh

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# slurm_ranks_test.sh HALFLIFE RANK_PROBE (inside with_slurm.sh): ranks know their node and number
-# with every launcher, and the end of one rank ends all ranks, with its code.
+# slurm_ranks_test.sh HALFLIFE RANK_PROBE (inside with_slurm.sh): checks that ranks know their node
+# and number with every launcher, and that the end of one rank ends the job with its exit code.
 set -uo pipefail
 # shellcheck source=tests/launch/slurm_run.sh
 source "$(dirname "${BASH_SOURCE[0]}")/slurm_run.sh" "$1"
@@ -18,8 +18,8 @@ places() {
   grep '^n[12] ' places.log | sort -n -k 2 | paste -sd ,
 }
 for launcher in "mpirun --bind-to none" "srun --mpi=pmix"; do
-  check "$launcher, 1 a node" "n1 0 2 0,n2 1 2 0" "$(places "$launcher" 1)" places
-  check "$launcher, 2 a node" "n1 0 4 0,n1 1 4 1,n2 2 4 0,n2 3 4 1" "$(places "$launcher" 2)" places
+  check "$launcher, 1 per node" "n1 0 2 0,n2 1 2 0" "$(places "$launcher" 1)" places
+  check "$launcher, 2 per node" "n1 0 4 0,n1 1 4 1,n2 2 4 0,n2 3 4 1" "$(places "$launcher" 2)" places
 done
 
 # The script gives every rank its share of the 16 cores of a node.
@@ -32,7 +32,7 @@ chmod +x cores.sh
 for per_node in 2 4; do
   HALFLIFE=$work/cores.sh LAUNCHER=srun submit "cores_$per_node" --exclusive --ntasks-per-node="$per_node"
   wait_for_end "$job" >/dev/null
-  check "$per_node ranks a node: cores of each" "$((2 * per_node))" \
+  check "$per_node ranks per node: cores of each" "$((2 * per_node))" \
     "$(count "cores of rank [0-9]+: $((16 / per_node))\$" "cores_$per_node.log")" "cores_$per_node"
 done
 
@@ -70,6 +70,6 @@ for launcher in mpirun srun; do
   check_death $launcher segv 139
 done
 check_death mpirun exit 3
-check_death srun exit 137  # of the rank that Slurm had to kill, as it waits for the other
+check_death srun exit 137  # the code of the rank that Slurm had to kill, because it waits for the other
 
 exit $((failures > 0))

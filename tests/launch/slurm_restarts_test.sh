@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# slurm_restarts_test.sh HALFLIFE (inside with_slurm.sh): launch/slurm/train.sbatch requeues its job
-# until the run is finished, and stops if a restart would not help.
+# slurm_restarts_test.sh HALFLIFE (inside with_slurm.sh): checks that launch/slurm/train.sbatch
+# requeues its job until the run is finished, and stops if a restart would not help.
 set -uo pipefail
 # shellcheck source=tests/launch/slurm_run.sh
 source "$(dirname "${BASH_SOURCE[0]}")/slurm_run.sh" "$1"
@@ -14,9 +14,9 @@ for launcher in mpirun srun; do
   wait_for_run "$job" "$run"
   check "$launcher, two attempts: ends" "COMPLETED 0" "$(ending "$job")" "$run"
   check "$launcher, two attempts: one restart" 1 "$(job_field "$job" Restarts)"
-  met=$(attempts "$run")
-  check "$launcher, two attempts: the second goes on where the first stopped" yes \
-    "$([[ $met =~ ^0\>([0-9]+)\ ([0-9]+)\>150$ && ${BASH_REMATCH[1]} = "${BASH_REMATCH[2]}" ]] && echo yes)" "$run"
+  steps_made=$(attempts "$run")
+  check "$launcher, two attempts: the second continues where the first stopped" yes \
+    "$([[ $steps_made =~ ^0\>([0-9]+)\ ([0-9]+)\>150$ && ${BASH_REMATCH[1]} = "${BASH_REMATCH[2]}" ]] && echo yes)" "$run"
   check "$launcher, two attempts: DONE" "step 150" "$(<"$run/DONE")"
   check_undisturbed "$launcher, two attempts" "$run"
 done
@@ -37,9 +37,9 @@ check "crashes with new checkpoints between them" "COMPLETED 0 0>50 50>100 100>1
   "$(ending "$job") $(attempts "$run")" "$run"
 check_undisturbed "crashes" "$run"
 
-# Resumes from step 100 and is requeued afterwards: a requeued job must not go back to its own
-# start. The first attempt stops itself in the middle of its 50 steps, and the second one makes
-# fewer steps than that.
+# Resumes from step 100 and is requeued afterwards. The requeued job must not begin at step 100
+# again. The first attempt stops itself in the middle of its 50 steps, and the second one makes
+# fewer steps.
 run=goes_back
 cp -r crashes "$run"
 rm "$run/DONE" "$run/metrics.jsonl"
@@ -47,11 +47,11 @@ HL_FAULT=train.step:stop:30:0 submit "$run" -- --resume step=100
 wait_until "$run stops in the middle" has_stopped "$job"
 scancel --batch --signal=USR1 "$job"
 wait_until "$run is asked to save" was_asked "$run"
-go_on "$job"
+continue_run "$job"
 wait_for_run "$job" "$run"
-met=$(attempts "$run")
-check "--resume step=100, requeued: goes on where it stopped" yes \
-  "$([[ $met =~ ^150\>(1[0-4][0-9])\ ([0-9]+)\>150$ && ${BASH_REMATCH[1]} = "${BASH_REMATCH[2]}" ]] && echo yes)" "$run"
+steps_made=$(attempts "$run")
+check "--resume step=100, requeued: continues where it stopped" yes \
+  "$([[ $steps_made =~ ^150\>(1[0-4][0-9])\ ([0-9]+)\>150$ && ${BASH_REMATCH[1]} = "${BASH_REMATCH[2]}" ]] && echo yes)" "$run"
 check_undisturbed "--resume step=100, requeued" "$run"
 
 for launcher in mpirun srun; do
@@ -60,7 +60,7 @@ for launcher in mpirun srun; do
   wait_for_run "$job" "$run"
   check "$launcher, no new checkpoint: given up after three attempts" "FAILED 1 0>0 0>0 0>0" \
     "$(ending "$job") $(attempts "$run")" "$run"
-  check "$launcher, no new checkpoint: HALT says so" \
+  check "$launcher, no new checkpoint: HALT has the reason" \
     "exit 137, and 3 attempts without a checkpoint after step 0" "$(<"$run/HALT")"
 done
 submit "$run"

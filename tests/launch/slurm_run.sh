@@ -1,18 +1,18 @@
 # shellcheck shell=bash
-# Tiny runs of the real program under a private Slurm. Shared by slurm_*_test.sh. Sourced with the
-# path of halflife as the first argument, inside tests/support/with_slurm.sh.
+# Functions for tiny runs of the real program under a private Slurm. slurm_*_test.sh source this
+# file inside tests/support/with_slurm.sh, with the path of halflife as the first argument.
 export HALFLIFE=$1
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 export HALFLIFE_ROOT=$repo OMP_NUM_THREADS=1
 batch_script=$repo/launch/slurm/train.sbatch
 # shellcheck source=tests/launch/checks.sh
 source "$(dirname "${BASH_SOURCE[0]}")/checks.sh"
-patience=240
+wait_limit=240
 cd "$work" || exit 1
 
 count() { cat "${@:2}" 2>/dev/null | grep -cE "$1"; }
 
-# Prints learnable sentences, which are the same every time.
+# Prints sentences from which a small model learns. They are always the same.
 make_text() {
   awk 'BEGIN {
     srand(7)
@@ -51,7 +51,7 @@ check_undisturbed() {
 
 # submit RUN [SBATCH OPTION]... [-- TRAIN ARGUMENT...]: submits a job on two nodes with one rank
 # each. Sets job.
-# shellcheck disable=SC2034  # job is for the caller
+# shellcheck disable=SC2034  # the caller uses job
 submit() {
   local run=$1 options=()
   shift
@@ -65,9 +65,9 @@ submit() {
 
 job_field() { scontrol --oneliner show job "$1" | grep -oE "(^| )$2=[^ ]*" | cut -d = -f 2-; }
 
-# Slurm delays a requeued job by two minutes. This reduces the delay to three seconds, because nodes
-# refuse a job in the second in which they ended its previous attempt.
-hurry() {
+# Slurm delays a requeued job by two minutes. This function reduces the delay to three seconds. It
+# cannot be zero, because nodes refuse a job in the second in which they ended its previous attempt.
+shorten_requeue_delay() {
   local start
   if [ "$(job_field "$1" JobState)" = PENDING ] && [ "$(job_field "$1" Restarts)" != 0 ]; then
     start=$(date -d "$(job_field "$1" StartTime)" +%s 2>/dev/null) || return 0
@@ -75,26 +75,26 @@ hurry() {
   fi
 }
 has_ended() {
-  hurry "$1"
+  shorten_requeue_delay "$1"
   case $(job_field "$1" JobState) in
     COMPLETED | FAILED | CANCELLED | TIMEOUT | NODE_FAIL | PREEMPTED) ;;
     *) return 1 ;;
   esac
 }
-# Prints, for example, "COMPLETED 0": state and exit code of a job that has ended for good.
 wait_for_end() { wait_until "job $1 ends" has_ended "$1"; }
+# Prints the state and exit code of a job that has ended, for example "COMPLETED 0".
 ending() { echo "$(job_field "$1" JobState) $(job_field "$1" ExitCode | cut -d : -f 1)"; }
 # is_over JOB RUN: whether the job has ended. Between two attempts, its state may briefly look
 # final, but its log does not.
 is_over() {
-  hurry "$1"
+  shorten_requeue_delay "$1"
   [ -e "$2/DONE" ] || [ -e "$2/HALT" ] || grep -qs 'giving up' "$2.log"
 }
 wait_for_run() {
   wait_until "$2 is finished or given up" is_over "$1" "$2"
   wait_for_end "$1"
 }
-# Prints, for example, "0>57 57>150": the steps of each attempt in RUN's job log.
+# Prints the steps of each attempt in the job log of a run, for example "0>57 57>150".
 attempts() { sed -nE 's/.*: exit .*step ([0-9]+) -> ([0-9]+)$/\1>\2/p' "$1.log" | paste -sd ' '; }
 
 # Prints the number of steps that all attempts of RUN have made so far.
@@ -126,9 +126,9 @@ has_stopped() {
   pid=$(rank_zero "$1")
   [ -n "$pid" ] && grep -qs '^State:[[:space:]]*T' "/proc/$pid/status"
 }
-go_on() { kill -CONT "$(rank_zero "$1")"; }
+continue_run() { kill -CONT "$(rank_zero "$1")"; }
 
-# The messages of launch/slurm/train.sbatch after the warning. A paused run may then continue.
+# Whether launch/slurm/train.sbatch has received the warning. A paused run may then continue.
 was_asked() { [ "$(count 'asking the ranks to save' "$1.log")" -ge 1 ]; }
 # pause_until_asked RUN COMMAND...: pauses the last submitted job, runs COMMAND, which leads to the
 # warning, and lets the job continue.
@@ -136,11 +136,11 @@ pause_until_asked() {
   pause "$1" "$job" || return 1
   "${@:2}"
   wait_until "$1 is asked to save" was_asked "$1"
-  go_on "$job"
+  continue_run "$job"
 }
 
-# Prints, for example, "75 2 1": exit code, number of ranks that stopped at the step in ckpt/LATEST,
-# number of published checkpoints.
+# Prints the exit code, the number of ranks that stopped at the step in ckpt/LATEST, and the number
+# of published checkpoints, for example "75 2 1".
 outcome() {
   local run=$1 code step
   code=$(sed -nE 's/.*: exit ([0-9]+)( after [A-Z0-9]+)?, step.*/\1/p' "$run.log" | head -n 1)

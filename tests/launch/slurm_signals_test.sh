@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# slurm_signals_test.sh HALFLIFE (inside with_slurm.sh): ranks that receive a stop request in any
-# way, once or several times, save once, at the same step.
+# slurm_signals_test.sh HALFLIFE (inside with_slurm.sh): checks that ranks save once and at the same
+# step, whichever way and however often they receive a stop request.
 set -uo pipefail
 # shellcheck source=tests/launch/slurm_run.sh
 source "$(dirname "${BASH_SOURCE[0]}")/slurm_run.sh" "$1"
@@ -8,9 +8,9 @@ make_dataset
 
 # shellcheck disable=SC2317  # wait_until calls it
 trains_or_ended() { has_trained "$1" || has_ended "$job"; }
-# signalled RUN LAUNCHER [SCANCEL OPTION]...: signals a run that does not end while it trains. Open
-# MPI 4.1 sometimes crashes while ranks that srun starts on a busy machine connect, so a failed
-# start is repeated once.
+# signalled RUN LAUNCHER [SCANCEL OPTION]...: starts a run that does not end by itself, and signals
+# it while it trains. On a busy machine, ranks of Open MPI 4.1 that srun starts sometimes crash
+# while they connect, so a failed start is repeated once.
 signalled() {
   local run=$1 launcher=$2 start
   shift 2
@@ -33,10 +33,9 @@ for launcher in mpirun srun; do
   signalled "full_$launcher" $launcher --full --signal=USR1
   check "$launcher: USR1 to all" "75 2 1" "$(outcome "full_$launcher")" "full_$launcher"
   signalled "cancel_$launcher" $launcher
-  # The exit code is not checked: mpirun also receives TERM, and returns 1 for any codes of the
-  # ranks.
+  # The exit code is not checked, because mpirun also receives TERM and then returns 1.
   check "$launcher: cancelled" "2 1" "$(outcome "cancel_$launcher" | cut -d ' ' -f 2-)" "cancel_$launcher"
-  check "$launcher: cancelled for good" CANCELLED "$(job_field "$job" JobState)"
+  check "$launcher: the cancelled job is not requeued" CANCELLED "$(job_field "$job" JobState)"
 done
 
 exit $((failures > 0))

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# slurm_sweep_test.sh HALFLIFE (inside with_slurm.sh): a sweep as a job array. One of its tasks is
-# warned, saves and continues by itself. The runs have the bits of undisturbed runs.
+# slurm_sweep_test.sh HALFLIFE (inside with_slurm.sh): runs a sweep as a job array. One of its tasks
+# is warned, saves and is requeued. The runs must have the bits of undisturbed runs.
 set -uo pipefail
 # shellcheck source=tests/launch/slurm_run.sh
 source "$(dirname "${BASH_SOURCE[0]}")/slurm_run.sh" "$1"

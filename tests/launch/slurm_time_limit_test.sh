@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# slurm_time_limit_test.sh HALFLIFE (inside with_slurm.sh): a run that exceeds its time limit is
-# warned, saves, and continues by itself to the same bits. Slurm checks limits every 30 s, so this
-# takes about one and a half minutes.
+# slurm_time_limit_test.sh HALFLIFE (inside with_slurm.sh): checks that a run that exceeds its time
+# limit is warned, saves, is requeued, and continues to the same bits. Slurm checks limits every
+# 30 s, so this test takes about one and a half minutes.
 set -uo pipefail
 # shellcheck source=tests/launch/slurm_run.sh
 source "$(dirname "${BASH_SOURCE[0]}")/slurm_run.sh" "$1"

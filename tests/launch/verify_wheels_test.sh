@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# launch/wheels/verify.py on a fake installed wheel: complete, absent, of another version, and
-# truncated by an interruption.
+# Tests launch/wheels/verify.py on a fake wheel that is complete, absent, of another version, or
+# truncated by an interrupted installation.
 set -uo pipefail
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 # shellcheck source=tests/launch/checks.sh

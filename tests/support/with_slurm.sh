@@ -1,21 +1,22 @@
 #!/usr/bin/env bash
 # tests/support/with_slurm.sh [--nodes N] [--isolated] COMMAND...
 #
-# Runs COMMAND with a private Slurm on this machine and returns its exit code. There are nodes n1,
-# n2, ..., and partitions ci (default) and urgent, which preempts it. Munge and cgroups are not
-# needed, and without --isolated root is not needed either. Exit 77: Slurm or a permission is
+# Runs COMMAND with a private Slurm on this machine and returns its exit code. The nodes are n1, n2,
+# ... The partitions are ci (default) and urgent, whose jobs preempt those of ci. Munge and cgroups
+# are not needed, and root is needed only with --isolated. Exit 77: Slurm or a permission is
 # missing; the reason is on a line "SKIPPED: ...".
 #
-#   --nodes N     nodes (default 2)
-#   --isolated    every node has its own network, host name, processes and shared memory, on a
-#                 bridge in a network namespace of its own. COMMAND runs in that one and finds there
-#                   HL_BRIDGE    the name of the bridge's namespace, in which link pN leads to node
-#                                N
-#                   HL_NODE_PIDS N words; KILL to the N-th cuts the power of node N
+#   --nodes N     number of nodes (default 2)
+#   --isolated    every node has its own network, host name, processes and shared memory. A bridge
+#                 in a separate network namespace connects the nodes. COMMAND runs in this
+#                 namespace, with the variables
+#                   HL_BRIDGE    name of this namespace, in which link pN leads to node N
+#                   HL_NODE_PIDS a process id for each node; KILL to the N-th one simulates a power
+#                                failure of node N
 #
-# Without --isolated, the nodes share this host's name and loopback, and COMMAND gets the Open MPI
-# settings for that. All processes that were started are ended, by process id, and their files are
-# removed.
+# Without --isolated, the nodes share the name and loopback of this host, and COMMAND has Open MPI
+# settings for that. At the end, all started processes are ended by their process id, and their
+# files are removed.
 set -uo pipefail
 PATH=$PATH:/usr/sbin:/sbin
 seconds_to_start=120
@@ -45,9 +46,9 @@ check_machine() {
     command -v "$tool" >/dev/null ||
       skip "$tool not found (Debian: slurm-wlm openmpi-bin iproute2 util-linux)"
   done
-  mountpoint -q /sys/fs/cgroup || skip "slurmd wants /sys/fs/cgroup to be mounted"
+  mountpoint -q /sys/fs/cgroup || skip "/sys/fs/cgroup is not mounted, which slurmd requires"
   getent ahostsv4 "$host" | grep -q '^127\.' || [ "$isolated" = yes ] ||
-    skip "the name of this host, $host, does not lead to 127.0.0.1"
+    skip "the name of this host, $host, does not resolve to 127.0.0.1"
 }
 
 # Prints the first of 2 + num_nodes adjacent free ports.
@@ -71,9 +72,9 @@ write_conf() {
   else
     shared_host='CommunicationParameters=NoInAddrAny,NoCtldInAddrAny'
   fi
-  # Job ids that differ from those of another Slurm, which a parallel test has started. Jobs and
-  # nodes on one host must not share temporary directories: Slurm's PMIx has one per node (TmpFS),
-  # and a job of Open MPI that ends removes the directory of one that begins.
+  # FirstJobId: job ids must differ from those of another Slurm that a parallel test has started.
+  # Jobs and nodes on one host must not share temporary directories. Slurm's PMIx has one per node
+  # (TmpFS), and a job of Open MPI that ends would remove the directory of a job that begins.
   cat >"$dir/task_prolog" <<PROLOG
 #!/bin/sh
 tmp=$dir/tmp.\$SLURMD_NODENAME/\$SLURM_JOB_ID
@@ -134,7 +135,7 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE PriorityTier=10
 CONF
 }
 
-# A bridge in its own namespace, and for each node a namespace with one link to it.
+# Creates a bridge in its own namespace, and for each node a namespace with a link to the bridge.
 make_network() {
   local i node
   bridge=hl$$-bridge
@@ -159,10 +160,10 @@ make_network() {
   export HL_BRIDGE=$bridge
 }
 
-# nsenter instead of `ip netns exec`, which would mount /sys again without the cgroups that slurmd
-# needs.
+# Uses nsenter instead of `ip netns exec`, which would mount /sys again without the cgroups that
+# slurmd needs.
 start_isolated_node() {
-  # shellcheck disable=SC2016  # $1 is of the inner shell
+  # shellcheck disable=SC2016  # the inner shell expands $1
   nsenter "--net=/run/netns/hl$$-$1" unshare --uts --ipc --pid --fork --kill-child=KILL --mount-proc \
     sh -c 'hostname "$1"; mount -t tmpfs tmpfs /dev/shm; slurmd -D -N "$1"; exit 0' sh "$1" \
     >"$dir/slurmd.$1.out" 2>&1 &
@@ -194,14 +195,15 @@ wait_until_idle() {
     num_idle=$(client sinfo -h -N -p ci -t idle -o %N 2>/dev/null | wc -l)
     if [ "$num_idle" -eq "$num_nodes" ]; then return 0; fi
     if ! kill -0 "${pids[@]}" 2>/dev/null || [ $((SECONDS - begin)) -ge "$seconds_to_start" ]; then
-      echo "FAILED  with_slurm.sh: $num_idle of $num_nodes nodes came up"
+      echo "FAILED  with_slurm.sh: only $num_idle of $num_nodes nodes started"
       return 1
     fi
     sleep 0.1
   done
 }
 
-# Step daemons and processes of jobs outlive slurmd. Their environment contains our slurm.conf.
+# Prints the step daemons and processes of jobs, which outlive slurmd. Their environment contains
+# the path of our slurm.conf.
 processes_of_jobs() {
   local environment
   grep -lzsxF "SLURM_CONF=$SLURM_CONF" /proc/[0-9]*/environ | while read -r environment; do
@@ -229,7 +231,7 @@ stop() {
     client scancel -f -u "$user" 2>/dev/null
     wait_for_jobs
     if [ "$isolated" = yes ]; then
-      kill -KILL "${pids[@]:1}" 2>/dev/null  # unshare, and with it all processes of its node
+      kill -KILL "${pids[@]:1}" 2>/dev/null  # ends unshare and, with it, all processes of its node
     fi
     kill -TERM "${pids[@]}" 2>/dev/null
     for ((i = 0; i < 50; i++)); do
@@ -237,7 +239,7 @@ stop() {
       sleep 0.1
     done
     for pid in "${pids[@]}" $(processes_of_jobs); do kill -KILL "$pid" 2>/dev/null; done
-    wait 2>/dev/null  # without "Killed" for each node
+    wait 2>/dev/null  # hides bash's message "Killed" for each node
   fi
   for name in "${namespaces[@]}"; do ip netns del "$name"; done
   if [ "$code" -ne 0 ] && [ "$code" -ne 77 ]; then tail -n 20 "$dir"/*.out; fi
