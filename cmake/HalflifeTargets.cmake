@@ -117,8 +117,8 @@ set(HALFLIFE_TIMEOUT_slurm 3000)
 # build/PRESET/tests/AREA/AREA_tests (AREA_LABEL_tests for other labels than unit), because linking a
 # program per file took longer than compiling the files. The program runs the tests of one source with
 # --source=PATH. EVERY_INSTRUCTION_SET runs each test once per CPU instruction set of this machine, in
-# AREA_cpu_tests. A STANDALONE test is a program of its own, named NAME; tests labelled gpu always are,
-# and the target gpu_tests builds them.
+# AREA_cpu_tests. A STANDALONE test is a separate program, named NAME. Tests labelled gpu are always
+# separate programs; the target gpu_tests builds them.
 function(hl_test)
   cmake_parse_arguments(T "EVERY_INSTRUCTION_SET;STANDALONE" "NAME;LABEL" "SOURCES;LIBS" ${ARGN})
   if(NOT T_SOURCES)

@@ -52,7 +52,7 @@ set(HALFLIFE_TORCH_HEADERS
   <vector> <ATen/Parallel.h> <ATen/TensorOperators.h> <ATen/core/Tensor.h> <ATen/ops/empty.h>
   <ATen/ops/zeros.h>)
 
-# One precompiled header for all areas with the same compile options. It has a target of its own, because
+# One precompiled header for all areas with the same compile options. It has a separate target, because
 # all its users must have the same definitions.
 set(source ${CMAKE_CURRENT_BINARY_DIR}/precompiled.cc)
 file(CONFIGURE OUTPUT ${source} CONTENT "")

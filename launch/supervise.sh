@@ -43,7 +43,7 @@ saved_steps() {
   local step manifests=()
   if [ -z "$run_folder" ]; then return 0; fi
   for step in "$run_folder"/ckpt/step_*; do
-    # The names of steps that were set aside have an ending.
+    # Skips damaged steps, which the trainer has renamed to *.bad.
     if [[ ${step##*/} != *.* ]]; then manifests+=("$step/manifest.pb"); fi
   done
   stat -c '%i:%.9Y' "${manifests[@]}" 2>/dev/null | tr '\n' ' '

@@ -1,5 +1,5 @@
-"""Measures writing a checkpoint, compared with other writers of the same bytes on the same disk, and its cost during
-training. Prints JSON.
+"""Measures how fast a checkpoint is written, compared with other writers of as many bytes on the same disk, and how
+long a save blocks training. Prints JSON.
 
     .venv-compare/bin/python bench/checkpoint/save.py --data quickstart/dataset-XXXX --rounds 5
 
@@ -8,7 +8,7 @@ its last step and three times in the background during training. Then safetensor
 torch.distributed.checkpoint write arrays of as many bytes, and `dd` as many zeros. All end with fsync. `halflife` also
 reads a sample back, and afterwards deletes the old step. Each writer is the first one in some rounds. Figures are
 medians over rounds, and ratios are those of medians. `blocked_share` is the time for which a background save blocks
-training, relative to a save that training waits for.
+training, divided by the time of a save that training waits for.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def fsync(path: pathlib.Path) -> None:
 
 
 def train(options: argparse.Namespace, folder: pathlib.Path) -> tuple:
-    """Returns (save that training waits for, background saves), as lines of metrics.jsonl."""
+    """Returns the save that training waits for and the background saves, as lines of metrics.jsonl."""
     command = [str(options.binary), "train", "--config", str(REPO / "launch/recipes/quickstart.textproto")]
     command += ["--run", str(folder / "run"), "--set", f"data.path={options.data}"]
     command += [word for item in SETTINGS.items() for word in ("--set", "=".join(map(str, item)))]
@@ -97,8 +97,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", type=pathlib.Path, default=REPO / "build/cpu/src/cli/halflife")
     parser.add_argument("--data", required=True)
-    parser.add_argument("--dir", type=pathlib.Path, help="of the disk to write to [a temporary folder]")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--dir", type=pathlib.Path, help="folder on the disk to measure (default: for temporary files)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of all writers (default: 5)")
     options = parser.parse_args()
 
     rates, blocked, waited, sizes = {}, [], [], []
@@ -107,19 +107,19 @@ def main() -> None:
             folder = pathlib.Path(name)
 
             def save_halflife() -> float:
-                alone, beside = train(options, folder)
+                foreground, background = train(options, folder)
                 shutil.rmtree(folder / "run")
-                waited.append(alone["save_ms"])
-                blocked.extend(save["save_blocked_ms"] for save in beside)
-                sizes.append(alone["save_bytes"])
-                return alone["save_mb_per_s"]
+                waited.append(foreground["save_ms"])
+                blocked.extend(save["save_blocked_ms"] for save in background)
+                sizes.append(foreground["save_bytes"])
+                return foreground["save_mb_per_s"]
 
             # The disk's speed drifts, so each round begins with another writer. The first round begins with halflife,
-            # which gives the size.
+            # because the other writers need the size of its checkpoint.
             sides = ["halflife", *WRITERS]
-            turn = number % len(sides)
+            first = number % len(sides)
             once = {}
-            for side in sides[turn:] + sides[:turn]:
+            for side in sides[first:] + sides[:first]:
                 once[side] = save_halflife() if side == "halflife" else timed(WRITERS[side], folder, sizes[0])
             for side, rate in once.items():
                 rates.setdefault(side, []).append(rate)

@@ -61,10 +61,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", type=pathlib.Path, default=BINARY)
     parser.add_argument("--data", required=True)
-    parser.add_argument("--out", type=pathlib.Path, required=True, help="the runs' folders")
+    parser.add_argument("--out", type=pathlib.Path, required=True, help="folder for the runs")
     parser.add_argument("--model", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--slices", type=int, default=4, help="of a row; 0: one a rank")
+    parser.add_argument("--slices", type=int, default=4, help="slices per row; 0: one per rank (default: 4)")
     options = parser.parse_args()
 
     results = {}

@@ -20,18 +20,23 @@ TCP = {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_btl_tcp_if_include": "lo", "OMPI_MC
 
 
 def namespace(bits_per_s: float) -> tuple:
-    """Returns a command prefix that runs a command with this loopback bandwidth; 0: unlimited."""
+    """Returns a command prefix that runs a command with this loopback bandwidth. 0: unlimited."""
     shape = f"tc qdisc add dev lo root tbf rate {bits_per_s:.0f}bit burst 256kb limit 64mb &&" if bits_per_s else ""
     return ("unshare", "-n", "bash", "-c", f'ip link set lo up && {shape} exec "$@"', "-")
+
+
+def require_network_namespaces() -> None:
+    """Exits if this process cannot create a network namespace and limit its bandwidth."""
+    if os.geteuid() != 0 or shutil.which("tc") is None:
+        sys.exit("network namespaces need root and `tc`. Run this as root, and install tc (Debian: iproute2).")
 
 
 def main() -> None:
     parser = model_parser(__doc__, layers=8, batch=4)  # rows of 512 tokens per rank
     parser.set_defaults(steps=12)
-    parser.add_argument("--share", type=float, default=0.5)
+    parser.add_argument("--share", type=float, default=0.5, help="time of the sums / compute time (default: 0.5)")
     options = parser.parse_args()
-    if os.geteuid() != 0 or shutil.which("tc") is None:
-        sys.exit("a network namespace needs root, and its bandwidth `tc` (Debian: iproute2)")
+    require_network_namespaces()
     os.environ.update(TCP)
     one_bucket = 1 << 40
 

@@ -2,10 +2,10 @@
 
     python3 bench/ranks/shards.py --data quickstart/dataset-XXXX --pairs 3
 
-`groups`: four ranks in two pairs, as on two nodes. Each rank has an address of its own in a network namespace. What it
-sends within its pair is limited to --mbit (`tc`, hierarchical token buckets), and what it sends to the other pair to a
-quarter of that. ZeRO stage 1 with one shard group of four ranks ("flat") is compared with two shard groups of two
-ranks ("pairs"). `speedup` is the ratio of the medians of step times.
+`groups`: four ranks in two pairs, as on two nodes. Each rank has its own address in a network namespace. Its bandwidth
+within the pair is limited to --mbit (`tc`, hierarchical token buckets), and to the other pair to a quarter of that.
+ZeRO stage 1 with one shard group of four ranks ("flat") is compared with two shard groups of two ranks ("pairs").
+`speedup` is the ratio of the medians of step times.
 
 `prefetch`: two ranks at ZeRO stage 3 on a loopback whose bandwidth makes gathers without prefetch take about --share of
 a step's compute. `hidden` is the share of the waiting for weights that a prefetch of one layer saves.
@@ -14,11 +14,9 @@ a step's compute. `hidden` is the share of the waiting for weights that a prefet
 import json
 import os
 import pathlib
-import shutil
-import sys
 import tempfile
 
-from overlap import TCP, namespace
+from overlap import TCP, namespace, require_network_namespaces
 from training import compare, model_parser, model_settings, train
 
 NUM_RANKS, PAIR = 4, 2
@@ -102,11 +100,10 @@ def compare_prefetch(options) -> dict:
 def main() -> None:
     parser = model_parser(__doc__, layers=8, batch=4)
     parser.set_defaults(steps=8)
-    parser.add_argument("--mbit", type=float, default=400)
-    parser.add_argument("--share", type=float, default=0.25)
+    parser.add_argument("--mbit", type=float, default=400, help="Mbit/s of a rank within its pair (default: 400)")
+    parser.add_argument("--share", type=float, default=0.25, help="time of the gathers / compute time (default: 0.25)")
     options = parser.parse_args()
-    if os.geteuid() != 0 or shutil.which("tc") is None:
-        sys.exit("a network namespace needs root, and its bandwidth `tc` (Debian: iproute2)")
+    require_network_namespaces()
     load = os.getloadavg()[0]
     groups = compare_groups(options)
     os.environ.update(TCP)

@@ -17,13 +17,13 @@ def model_parser(description: str, layers: int, batch: int) -> argparse.Argument
     """Returns a parser with the options of model_settings(), and --binary, --data and --pairs."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--binary", type=pathlib.Path, default=BINARY)
-    parser.add_argument("--data", required=True)
+    parser.add_argument("--data", required=True, metavar="DATASET")
     parser.add_argument("--mixer", default="gla")
     parser.add_argument("--layers", type=int, default=layers)
     parser.add_argument("--dim", type=int, default=256)
     parser.add_argument("--batch", type=int, default=batch)
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=10, help="steps per run (default: %(default)s)")
+    parser.add_argument("--pairs", type=int, default=3, help="runs of each side (default: 3)")
     return parser
 
 

@@ -13,7 +13,7 @@
 #                      variables HALFLIFE_*, NCCL_*, CUBLAS_*, ATEN_*, MKL_* and ONEDNN_* are
 #                      exported to them; --mpi-option -x --mpi-option NAME exports another one
 #   --threads N        compute threads per rank (default: OMP_NUM_THREADS, else cores / ranks of
-#                      this machine). Ranks are bound to processors of their own if they use more
+#                      this machine). Each rank is bound to its own processors if the ranks use more
 #                      than half of this machine and no other machine
 #   --restart          start again after exit 75 (saved, to be continued), a crash, or a lost or
 #                      hung rank, until COMMAND, a `halflife train`, has finished the run that it
@@ -38,8 +38,8 @@
 # that COMMAND finished (0) or failed (for example 74). If the ranks had no handler for USR1 yet and
 # ended without saving, it is 75 or 130 as well. 2 and 4 are also this script's own errors.
 #
-# Messages of mpirun itself are shown, except for those that only repeat that COMMAND ended with 2,
-# 3, 4, 75, 76 or 130: the ranks have already said why.
+# Messages of mpirun itself are printed, except those that only repeat that COMMAND ended with 2, 3,
+# 4, 75, 76 or 130, because the ranks have already printed the reason.
 set -euo pipefail
 # shellcheck source=launch/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
