@@ -234,7 +234,7 @@ def summarise(
 
 def failed_row(kind: str, shape: Shape, reason: str, problems: list[str]) -> dict:
     return {"kind": kind, "shape": str(shape), **dataclasses.asdict(shape), "failed": reason,
-            "problems": problems}  # fmt: skip
+            "problems": problems}
 
 
 def is_late(one: dict) -> bool:
@@ -370,7 +370,7 @@ def make_scan_inputs(torch, shape: Shape) -> dict:
     step = (torch.rand(shape.dim, device="cuda") * 4.6 - 6.9).exp()
     inputs = {"u": rows(shape.dim), "delta": rows(shape.dim) * 0.1,
               "A": -(torch.rand(shape.dim, STATES, device="cuda") * 2.77).exp(), "B": rows(STATES), "C": rows(STATES),
-              "D": torch.randn(shape.dim, device="cuda"), "delta_bias": step + torch.log(-torch.expm1(-step))}  # fmt: skip
+              "D": torch.randn(shape.dim, device="cuda"), "delta_bias": step + torch.log(-torch.expm1(-step))}
     for leaf in inputs.values():
         leaf.requires_grad_()
     return {**inputs, "dout": rows(shape.dim)}
@@ -477,7 +477,7 @@ def trial(torch, kind: str, operation: Operation, shape: Shape) -> dict:
     for name in PASSES:
         try:
             error = error_of(torch, kind, operation, name, shape)
-        except Exception as raised:  # noqa: BLE001: fla and triton raise any type; others continue
+        except Exception as raised:  # of any type; the other passes are still measured
             found["problems"][name] = describe_error(raised)
             continue
         if error <= MAX_ERROR:
@@ -623,7 +623,7 @@ class Comparison:
                 time = time_fla(
                     self.torch, self.kind, operation, name, self.shape, self.options.samples
                 )
-            except Exception as raised:  # noqa: BLE001: fla and triton raise any type; others continue
+            except Exception as raised:  # of any type; the other passes are still measured
                 self.add_problem(operation, name, f"at {self.shape}: {describe_error(raised)}")
                 self.to_time.remove((operation, name))
                 self.fla[name].pop(operation.name, None)
@@ -631,7 +631,7 @@ class Comparison:
             self.fla[name].setdefault(operation.name, []).append(time)
         try:
             self.torch.cuda.empty_cache()  # halflife's process needs the memory now
-        except Exception:  # noqa: BLE001: the context is lost; the caller checks that
+        except Exception:  # the context is lost; the caller checks that
             pass
 
     def run_ours(self) -> None:
@@ -654,7 +654,7 @@ def context_is_lost(torch) -> bool:
     """Returns whether a fault in a kernel has made the GPU unusable for this process."""
     try:
         torch.cuda.synchronize()
-    except Exception:  # noqa: BLE001: the type of the exception differs between versions
+    except Exception:  # the type of the exception differs between versions
         return True
     return False
 
@@ -724,7 +724,7 @@ def main():
         parser.error(f"--peer {options.peer} has no {', '.join(foreign)}. Use {', '.join(kinds_of(options.peer))}.")
     if options.shapes and not remaining_shapes(kinds, [], options.shapes):
         parser.error(f"--shapes {' '.join(options.shapes)}: no name of a shape contains this. Use a part of one of "
-                     "these names: " + ", ".join(map(str, shapes_of(kinds[0]))))  # fmt: skip
+                     "these names: " + ", ".join(map(str, shapes_of(kinds[0]))))
     torch = load_torch(options.peer, kinds)
     if options.peer in ("fla", "helion"):  # their kernels are written in Triton
         set_tuning(options.tune_ms)

@@ -50,7 +50,7 @@ class Jla:
         extra = (shape.dim,) if self.kind == "per_channel" else ()
         return {"q": rows(keys[0], shape.dim), "k": rows(keys[1], shape.dim), "v": rows(keys[2], shape.values),
                 "decay": -0.2 * jax.random.uniform(keys[3], (*sizes, *extra)),
-                "dout": rows(keys[4], shape.values)}  # fmt: skip
+                "dout": rows(keys[4], shape.values)}
 
     def forward(self, impl: str):
         def run(q, k, v, decay):
@@ -103,7 +103,7 @@ def checked(jla: Jla, shape: Shape) -> tuple[list[str], list[str]]:
     for name in PASSES:
         try:
             error = jla.error(name, shape)
-        except Exception as raised:  # noqa: BLE001: JAX and jla raise any type; others continue
+        except Exception as raised:  # of any type; the other pass is still measured
             problems.append(f"{name.replace('_', ' + ')}: {compare_fla.describe_error(raised)}")
             continue
         if error <= MAX_ERROR:
@@ -125,7 +125,7 @@ def row_of(jla: Jla, shape: Shape, options) -> dict:
         for name in list(theirs):
             try:
                 theirs[name].append(jla.ms(name, shape, options.samples))
-            except Exception as raised:  # noqa: BLE001
+            except Exception as raised:
                 problems.append(f"{name.replace('_', ' + ')}, at {shape}: {compare_fla.describe_error(raised)}")
                 del theirs[name]
 
@@ -160,7 +160,7 @@ def cells_of(row: dict) -> list[str]:
 
 def markdown(rows: list[dict], title: str) -> str:
     lines = [title, "", "| decay | shape | jla, ms: forward / both | halflife, ms: forward / both | speed: forward / both |",
-             "|---|---|---|---|---|"]  # fmt: skip
+             "|---|---|---|---|---|"]
     lines += ["| " + " | ".join(cells_of(row)) + " |" for row in rows]
     problems = dict.fromkeys(compare_fla.cell_text(one) for row in rows for one in row.get("problems", ()))
     if problems:

@@ -16,9 +16,9 @@ import sys
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPO / "bench/zoo"))
-import zoo  # noqa: E402  for write_text() and run()
+import zoo  # for write_text() and run()
 
-from lengths import by_most_queries  # noqa: E402
+from lengths import by_most_queries
 
 RECIPE = "launch/recipes/gau_bytes.textproto"
 LENGTHS = [64, 128, 256, 512, 1024]
@@ -27,7 +27,7 @@ METHODS = ["as_trained", "info_scale", "log_scale", "window", "yarn"]
 SCALES = {"products": 0, "cosines times 8": 8, "cosines times 16": 16, "cosines times 32": 32}
 FINE = ["data.seq_len=64", "train.global_batch=64", "train.micro_batch=64",
         "model.mixer.gau.normaliser=softmax", "optimizer.lr=1e-3", "schedule.warmup_steps=50",
-        "schedule.final_lr_ratio=0"]  # fmt: skip
+        "schedule.final_lr_ratio=0"]
 
 
 def train(args: argparse.Namespace, folder: pathlib.Path, settings: list[str], *more: str) -> None:
@@ -41,7 +41,7 @@ def evaluate(args: argparse.Namespace, folder: pathlib.Path) -> dict:
     table = folder / "lengths.json"
     zoo.run([args.program, "eval", "--model", str(folder), "--data", f"{args.out}/king_james", "--lengths",
              ",".join(map(str, LENGTHS)), "--windows", str(args.windows), "--method", ",".join(METHODS), "--out",
-             str(table), "--attention"])  # fmt: skip
+             str(table), "--attention"])
     return {(row["method"], row["length"]): row for row in json.loads(table.read_text())["rows"]}
 
 
@@ -58,7 +58,7 @@ def main() -> None:
     if not (args.out / "king_james/manifest.pb").exists():
         zoo.run([args.program, "prepare", "--input", f"{zoo.TEXT}/train.txt", "--validation-input",
                  f"{zoo.TEXT}/validation.txt", "--documents", "file", "--tokenizer", "bytes", "--out",
-                 f"{args.out}/king_james"])  # fmt: skip
+                 f"{args.out}/king_james"])
     train(args, args.out / "start", [])
     print("| scores | evaluated | " + " | ".join(f"{n:,}" for n in LENGTHS) + f" | perplexity at {LENGTHS[0]} "
           f"| at {LENGTHS[-1]:,} | entropy at {LENGTHS[0]} | at {LENGTHS[-1]:,} |")
@@ -66,7 +66,7 @@ def main() -> None:
     for name, scale in SCALES.items():
         folder = args.out / f"cos_scale={scale}"
         train(args, folder, [*FINE, f"model.mixer.gau.cos_scale={scale}", f"train.steps={args.steps}"],
-              "--init-from", str(args.out / "start"))  # fmt: skip
+              "--init-from", str(args.out / "start"))
         rows = evaluate(args, folder)
         for method in METHODS:
             ends = [rows[method, LENGTHS[0]], rows[method, LENGTHS[-1]]]

@@ -18,7 +18,7 @@ import sys
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPO / "bench/zoo"))
-import zoo  # noqa: E402  for write_text() and run()
+import zoo  # for write_text() and run()
 
 LENGTHS = [128, 256, 512, 1024, 2048]
 PATTERNS = ["as_trained", "window", "blocks", "streaming_llm"]
@@ -29,7 +29,7 @@ METHODS = {
     "xpos": ["as_trained", "window", "blocks"],
     "alibi": ["as_trained", "window", "blocks", "info_scale"],
     "cos_info": ["as_trained", "window", "blocks", "rerope", "yarn"],
-}  # fmt: skip
+}
 
 # Methods whose attention is reported. Only a few windows are used, because whole blocks of scores are computed.
 ATTENTION_METHODS = {
@@ -49,7 +49,7 @@ def evaluate(args: argparse.Namespace, label: str, seed: int, attention: bool = 
     windows = ATTENTION_WINDOWS if attention else args.windows
     zoo.run([args.program, "eval", "--model", str(folder), "--data", str(args.out / "datasets/king_james"),
              "--lengths", ",".join(map(str, LENGTHS)), "--windows", str(windows), "--method", ",".join(methods),
-             "--out", str(table), *(["--attention"] if attention else [])])  # fmt: skip
+             "--out", str(table), *(["--attention"] if attention else [])])
     rows: dict = {}
     for row in json.loads(table.read_text())["rows"]:
         rows.setdefault(row["method"], {})[row["length"]] = row
@@ -101,7 +101,7 @@ def main() -> None:
     args.program = str(pathlib.Path(args.program).absolute())
     zoo.write_text()
     zoo.run([args.program, "sweep", "--config", "launch/sweeps/lengths.textproto", "--out", str(args.out),
-             "--jobs", str(args.jobs)])  # fmt: skip
+             "--jobs", str(args.jobs)])
     labels = sorted({p.name.split("=")[1].split(",")[0] for p in (args.out / "runs").glob("positions=*")},
                     key=lambda label: (list(METHODS) + [label]).index(label))
     results = {label: [evaluate(args, label, seed) for seed in (1, 2)] for label in labels}

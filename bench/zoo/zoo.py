@@ -51,7 +51,7 @@ def speed_of(halflife: str, mixer: str, out: pathlib.Path, steps: int) -> float:
     folder = out / "speed" / mixer
     shutil.rmtree(folder, ignore_errors=True)
     settings = [f"model.mixer={mixer}", f"data.path={out}/datasets/king_james", f"train.steps={steps}",
-                "eval.every=0", "ckpt.every=0", "schedule.warmup_steps=1"]  # fmt: skip
+                "eval.every=0", "ckpt.every=0", "schedule.warmup_steps=1"]
     flags = [word for setting in settings for word in ("--set", setting)]
     run([halflife, "train", "--config", RECIPE, *flags, "--run", str(folder), "--resume", "none"])
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
@@ -83,16 +83,16 @@ def row(mixer: str, runs: list[dict], speed: float, decode: dict) -> str:
     early, late = decode["early_ms_per_token"], decode["late_ms_per_token"]
     short = decode["tokens"] < 10000
     times = f"– | – | {late / early:.2f} (500 to 1,000)" if short else (
-        f"{early:.3f} | {late:.3f} | {late / early:.2f}")  # fmt: skip
+        f"{early:.3f} | {late:.3f} | {late / early:.2f}")
     cells = [f"`{mixer}`", f"{int(runs[0]['parameters']):,}", *(f"{x:.4f}" for x in losses),
-             f"{statistics.mean(losses):.4f}", f"{speed:,.0f}", state, times]  # fmt: skip
+             f"{statistics.mean(losses):.4f}", f"{speed:,.0f}", state, times]
     return "| " + " | ".join(cells) + " |"
 
 
 def table(runs: dict[str, list[dict]], speeds: dict, decodes: dict) -> str:
     seeds = [run["seed"] for run in next(iter(runs.values()))]
     head = ["mixer", "parameters", *(f"seed {seed}" for seed in seeds), "mean", "tokens/s",
-            "state, bytes per layer", "decode, ms at 1,000", "at 10,000", "ratio"]  # fmt: skip
+            "state, bytes per layer", "decode, ms at 1,000", "at 10,000", "ratio"]
     order = sorted(runs, key=lambda m: statistics.mean(float(run["val_loss"]) for run in runs[m]))
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     lines += [row(mixer, runs[mixer], speeds[mixer], decodes[mixer]) for mixer in order]

@@ -37,7 +37,7 @@ class FakeCuda:
         self.host_ms, self.device_ms = host_ms, device_ms
         self.host = self.device = 0.0  # the current time of each, in ms
 
-    def Event(self, enable_timing):  # noqa: N802: the name that torch uses
+    def Event(self, enable_timing):  # the name that torch uses
         outer = self
 
         class Event:
@@ -101,7 +101,7 @@ class CompareFlaTest(unittest.TestCase):
         delta = fla.shape_options("kda", fla.Shape(1, 64, 2, 128))
         self.assertEqual(" ".join(delta), "--kind kda --batch 1 --seq-len 64 --dim 128 --heads 2")
         self.assertEqual([fla.program_of(kind) for kind in (fla.SCAN, "kda", "per_head")],
-                         ["bench_scans", "bench_delta_rule", "bench_decay_attention"])  # fmt: skip
+                         ["bench_scans", "bench_delta_rule", "bench_decay_attention"])
 
     def test_the_fastest_operation_of_fla_is_used(self):
         rounds = {"chunk": [3.0, 1.0, 2.0], "recurrent": [1.9, 9.0, 1.0]}
@@ -180,12 +180,12 @@ class CompareFlaTest(unittest.TestCase):
 
     def test_shapes_are_chosen_by_parts_of_their_names(self):
         self.assertEqual(list(map(str, fla.chosen_shapes("per_head", ["B2 T16384", "V256"]))),
-                         ["B2 T16384 H16 D128", "B8 T2048 H8 K128 V256"])  # fmt: skip
+                         ["B2 T16384 H16 D128", "B8 T2048 H8 K128 V256"])
         self.assertEqual(fla.chosen_shapes("per_token", None), list(fla.shapes_of("per_token")))
         done = subprocess.run([sys.executable, SCRIPT, "--shapes", "H99"], capture_output=True, text=True, check=False)
         self.assertEqual(done.returncode, 2)
         self.assertIn("--shapes H99: no name of a shape contains this. Use a part of one of these names: B2 T16384 H16",
-                      done.stderr)  # fmt: skip
+                      done.stderr)
 
     def test_the_guard_of_fla_is_disabled(self):
         module = SimpleNamespace(__name__="fla.ops.common.chunk_o", IS_NVIDIA_HOPPER=True)
@@ -244,7 +244,7 @@ class FailuresTest(unittest.TestCase):
         self.ours_fails_at, self.order, self.checked = set(), [], []
         self.context_lost_at = self.shapes = None
         simulated = {"SHAPES": self.SHAPES, "error_of": self.error_of, "time_fla": self.time_fla,
-                     "time_ours": self.time_ours}  # fmt: skip
+                     "time_ours": self.time_ours}
         for name, value in simulated.items():
             patch = unittest.mock.patch.object(fla, name, value)
             patch.start()
@@ -276,7 +276,7 @@ class FailuresTest(unittest.TestCase):
 
     def compare(self):
         options = SimpleNamespace(peer="fla", only=["per_head"], rounds=2, samples=1, json=self.json, resume=True,
-                                  markdown=None, binary="bench", shapes=self.shapes)  # fmt: skip
+                                  markdown=None, binary="bench", shapes=self.shapes)
         self.order.clear()
         quiet = io.StringIO()
         with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
@@ -292,17 +292,17 @@ class FailuresTest(unittest.TestCase):
         self.assertEqual(first["problems"], [
             "chunk_retention, forward + backward: RuntimeError: Triton >= 3.4.0 and < 3.7.1 on Hopper",
             "fused_recurrent_retention, forward: differs from the recurrence by nan",
-            "fused_recurrent_retention, forward + backward: differs from the recurrence by nan"])  # fmt: skip
+            "fused_recurrent_retention, forward + backward: differs from the recurrence by nan"])
         self.assertNotIn("speed", second["forward"])
         self.assertEqual(second["problems"][-1],
-                         "chunk_retention, forward: at B2 T64 H2 D64: MemoryError: out of shared memory")  # fmt: skip
+                         "chunk_retention, forward: at B2 T64 H2 D64: MemoryError: out of shared memory")
         self.assertEqual(third["forward"]["speed"], 3)
 
     def test_each_shape_is_checked_once_before_it_is_timed(self):
         self.shapes = ["B3", "B1"]
         self.assertEqual([row["batch"] for row in self.compare()[1]], [1, 3])
         both = [(operation.name, name, batch) for batch in (1, 3) for operation in fla.KINDS["per_head"]
-                for name in fla.PASSES]  # fmt: skip
+                for name in fla.PASSES]
         self.assertEqual(self.checked, both)
         self.shapes = None
         self.assertEqual([row["batch"] for row in self.compare()[1]], [1, 3, 2])

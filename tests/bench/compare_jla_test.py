@@ -14,8 +14,8 @@ from types import SimpleNamespace
 sys.dont_write_bytecode = True
 BENCH = pathlib.Path(__file__).resolve().parents[2] / "bench"
 sys.path.insert(0, str(BENCH))
-import compare_fla  # noqa: E402
-import compare_jla  # noqa: E402
+import compare_fla
+import compare_jla
 
 
 def our_round(forward, both):
@@ -49,7 +49,7 @@ class CompareJlaTest(unittest.TestCase):
         with (tempfile.TemporaryDirectory() as folder, unittest.mock.patch.object(compare_fla, "SHAPES", self.SHAPES),
               unittest.mock.patch.object(compare_fla, "SHAPES_OF_KIND", {}),
               unittest.mock.patch.object(compare_fla, "time_ours", time_ours),
-              contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO())):  # fmt: skip
+              contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO())):
             path = pathlib.Path(folder) / "jla.json"
             options = SimpleNamespace(only=None, shapes=None, rounds=2, samples=1, json=path, markdown=None, binary="bench")
             code = compare_jla.compare("H100", FakeJla, options)
@@ -59,7 +59,7 @@ class CompareJlaTest(unittest.TestCase):
         code, rows, text = self.compare()
         self.assertEqual(code, 0)
         self.assertEqual([(row["kind"], row["batch"]) for row in rows],
-                         [("per_token", 2), ("per_token", 4), ("per_channel", 2), ("per_channel", 4)])  # fmt: skip
+                         [("per_token", 2), ("per_token", 4), ("per_channel", 2), ("per_channel", 4)])
         self.assertEqual(rows[0]["forward"], {"halflife_ms": 2, "jla_ms": 3.0, "speed": 1.5})
         self.assertNotIn("speed", rows[1]["forward"])
         self.assertEqual(rows[2]["problems"], ["forward + backward: differs from the recurrence by nan"])

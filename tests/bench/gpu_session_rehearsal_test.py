@@ -20,8 +20,8 @@ sys.dont_write_bytecode = True
 REPO = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPO / "tools/gpu_session"))
 
-import items  # noqa: E402
-import machine  # noqa: E402
+import items
+import machine
 
 BUILD = pathlib.Path(sys.argv.pop()).resolve()
 BEFORE_THE_KILL = 8  # number of records after which the session is killed
@@ -37,7 +37,7 @@ REASONS = {
     **{peer: rf"({peer}|torch) is not installed|no GPU was found"
        for peer in ("fla", "flash_qla", "mamba_ssm", "helion")},
     "profile": r"nsys was not found",
-}  # fmt: skip
+}
 
 
 class RehearsalTest(unittest.TestCase):
@@ -46,7 +46,7 @@ class RehearsalTest(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.out = pathlib.Path(folder.name) / "out"
         self.command = [sys.executable, str(REPO / "tools/gpu_session/run.py"), "--rehearse", "--build", str(BUILD),
-                        "--out", str(self.out)]  # fmt: skip
+                        "--out", str(self.out)]
 
     def records(self):
         return {path.name: json.loads(path.read_text()) for path in (self.out / "items").glob("*.json")}

@@ -22,14 +22,14 @@ sys.dont_write_bytecode = True
 REPO = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPO / "tools/gpu_session"))
 
-import carry  # noqa: E402
-import command  # noqa: E402
-import items  # noqa: E402
-import machine  # noqa: E402
-import ranks_run  # noqa: E402
-import readers  # noqa: E402
-import session  # noqa: E402
-import tables  # noqa: E402
+import carry
+import command
+import items
+import machine
+import ranks_run
+import readers
+import session
+import tables
 
 HERE = machine.Machine("NVIDIA H200", "580.1", "0123456789ab")
 LONG = session.Budget(minutes=5, piece_minutes=5)
@@ -48,7 +48,7 @@ class InAFolder(unittest.TestCase):
 class ReadersTest(InAFolder):
     def report(self, *results):
         case = lambda name, result: {"name": name, "result": "COMPLETED" if result == "FAILED" else result,
-                                     **({"failures": [{}]} if result == "FAILED" else {})}  # fmt: skip
+                                     **({"failures": [{}]} if result == "FAILED" else {})}
         path = self.folder / "report.json"
         cases = [case(f"T{i}", result) for i, result in enumerate(results)]
         path.write_text(json.dumps({"testsuites": [{"name": "Suite", "testsuite": cases}]}))
@@ -57,11 +57,11 @@ class ReadersTest(InAFolder):
     def test_gtest(self):
         read = lambda code, *results, stdout="": readers.read_gtest(ended(code, stdout), self.report(*results))
         self.assertEqual(read(0, "COMPLETED", "SKIPPED"),
-                         readers.Outcome("done", result={"passed": 1, "failed": [], "skipped": 1}))  # fmt: skip
+                         readers.Outcome("done", result={"passed": 1, "failed": [], "skipped": 1}))
         self.assertEqual(read(1, "COMPLETED", "FAILED").reason, "failed: Suite.T1")
         words = "x.cc:3: Skipped\nno CUDA device\n\n"
         self.assertEqual((read(0, "SKIPPED", stdout=words).status, read(0, "SKIPPED", stdout=words).reason),
-                         ("skipped", "no CUDA device"))  # fmt: skip
+                         ("skipped", "no CUDA device"))
         self.assertEqual(read(3, "COMPLETED").status, "failed")
         crashed = readers.read_gtest(ended(-11, stderr="boom"), self.folder / "absent")
         self.assertEqual((crashed.status, crashed.reason), ("failed", "no report was written; signal 11: boom"))
@@ -73,7 +73,7 @@ class ReadersTest(InAFolder):
         self.assertEqual(read(ended(70, stderr="skipped: no")).status, "failed")
         self.assertEqual(read(ended(0, "ms")).status, "failed")
         self.assertEqual(read(ended(1, '{"rows": [1]}', "1 of 2 parts has a problem")),
-                         readers.Outcome("failed", "exit code 1: 1 of 2 parts has a problem", {"rows": [1]}))  # fmt: skip
+                         readers.Outcome("failed", "exit code 1: 1 of 2 parts has a problem", {"rows": [1]}))
 
     def test_the_last_complete_line_of_json_counts(self):
         read = lambda *finished: readers.read_last_json(ended(*finished), self.folder)
@@ -105,16 +105,16 @@ class ReadersTest(InAFolder):
 """)
         self.assertEqual(readers.read_ncu(ended(0), path).result, {"launches": [
             {"kernel": "decay::Scan<64>", "metrics": {"Duration": "185.2 us", "Achieved Occupancy": "12.5 %"}},
-            {"kernel": "Gradients", "metrics": {"Registers Per Thread": "128 register/thread"}}]})  # fmt: skip
+            {"kernel": "Gradients", "metrics": {"Registers Per Thread": "128 register/thread"}}]})
         path.write_text("==PROF== Connected\n==WARNING== No kernels were profiled.\n")
         self.assertEqual((readers.read_ncu(ended(0), path).status, readers.read_ncu(ended(9), path).status),
-                         ("failed", "failed"))  # fmt: skip
+                         ("failed", "failed"))
 
     def test_kernels_have_the_names_of_the_sources(self):
         for signature, name in (
             ("void halflife::kernels::lanes::ForwardKernel<(int)16, (bool)1>(halflife::Args<(int)2>, int)", "lanes::ForwardKernel<16, 1>"),
             ("halflife::kernels::(anonymous namespace)::UpdateSegment(Args)", "UpdateSegment"),
-            ("void halflife::kernels::Rows<halflife::Norm, (long)-1>(int)", "Rows<halflife::Norm, -1>")):  # fmt: skip
+            ("void halflife::kernels::Rows<halflife::Norm, (long)-1>(int)", "Rows<halflife::Norm, -1>")):
             self.assertEqual(readers.kernel_of(signature), name)
 
     def test_rows_of_an_interrupted_comparison_count(self):
@@ -128,7 +128,7 @@ class ReadersTest(InAFolder):
         path.write_text(json.dumps({"rows": [{"kind": "per_head", "shape": "B2"}, failed]}))
         outcome = readers.read_rows(ended(1, stderr="much"), path)
         self.assertEqual((outcome.status, outcome.reason, len(outcome.result["rows"])),
-                         ("failed", "per_head B1: exit 70", 2))  # fmt: skip
+                         ("failed", "per_head B1: exit 70", 2))
 
 
 class ItemsTest(unittest.TestCase):
@@ -140,7 +140,7 @@ class ItemsTest(unittest.TestCase):
 
     def test_every_gpu_test_has_an_item(self):
         programs = {name for path in (REPO / "tests").rglob("CMakeLists.txt")
-                    for name in re.findall(r"NAME ((?!fake_)\w+_gpu_test)\b", path.read_text())}  # fmt: skip
+                    for name in re.findall(r"NAME ((?!fake_)\w+_gpu_test)\b", path.read_text())}
         self.assertGreater(len(programs), 8)
         self.assertEqual(programs - {item.program.rpartition("/")[2] for item in items.ITEMS if item.group == "tests"}, set())
 
@@ -158,7 +158,7 @@ class ItemsTest(unittest.TestCase):
         by_warps = {item.name: item for item in items.ITEMS if items.NO_HOPPER[1] in item.before}
         self.assertEqual({name.partition(" ")[0] for name in by_warps},
                          {"tests/decay_binding_gpu_test,", "tests/delta_rule_gpu_test,", *(f"decay_attention/{kind}" for kind in items.DECAY_KINDS),
-                          *(f"delta_rule/{kind}" for kind in items.DELTA)})  # fmt: skip
+                          *(f"delta_rule/{kind}" for kind in items.DELTA)})
         for name, item in by_warps.items():
             original = next(one for one in items.ITEMS if one.name == name.removesuffix(", by warps"))
             self.assertEqual((item.program, item.words), (original.program, original.words))
@@ -284,7 +284,7 @@ END"""
         (self.build / "broken").write_bytes(b"\x7fELF of no machine")
         wanted = [garbled, broken, self.item("bad", "echo worse >&2; exit 70"), self.item("good", "echo '{\"ms\": 1}'"),
                   dataclasses.replace(self.item("absent", ""), program="nowhere"),
-                  self.item("tool", "", needs=("no-such-tool",))]  # fmt: skip
+                  self.item("tool", "", needs=("no-such-tool",))]
         for _ in range(2):
             ends = self.run_items(wanted)
             self.assertEqual(ends["bad"], ("failed", "exit code 70: worse"))
@@ -304,7 +304,7 @@ END"""
         meet = lambda mine, other: f'touch "{self.folder}/{mine}.here"; until [ -e "{self.folder}/{other}.here" ]; do sleep 0.01; done'
         both = [dataclasses.replace(self.item(mine, f"{meet(mine, other)}; rm '{self.folder}/{other}.here'; echo '{{}}'"),
                                     name=f"tests/{mine}")
-                for mine, other in (("left", "right"), ("right", "left"))]  # fmt: skip
+                for mine, other in (("left", "right"), ("right", "left"))]
         timed = self.item("timed", f"ls {self.folder}/*.here && exit 70; echo '{{}}'")
         for again in (False, True):
             ends = self.run_items([both[0], timed, both[1]], again=again, jobs=2)
@@ -323,7 +323,7 @@ END"""
 
     def test_an_item_that_times_out_keeps_its_partial_results(self):
         slow = dataclasses.replace(self.item("slow", """echo '{"done": ["first"]}'; sleep 60 & wait""", minutes=0.01),
-                                   read=readers.read_last_json)  # fmt: skip
+                                   read=readers.read_last_json)
         self.assertEqual(self.run_items([slow])["slow"][0], "timed out")
         with session.Folder(self.folder / "out") as folder:
             self.assertEqual(folder.record_of(slow)["result"], {"done": ["first"]})
@@ -505,12 +505,12 @@ FIGURES = {
         "Duration": "185.2 us", "DRAM Throughput": "44 %", "Registers Per Thread": "128 register/thread"}}]},
     "decode/gla 340m": {"precision": "bf16", "early": 1000, "tokens": 10000, "early_ms_per_token": 2.0,
                         "late_ms_per_token": 2.1, "ratio": 1.05},
-}  # fmt: skip
+}
 
 
 def record(name, status="done", reason="", result=None, where=HERE):
     return {"item": name, "status": status, "reason": reason, "seconds": 1, "words": [], "result": result or {},
-            "machine": dataclasses.asdict(where)}  # fmt: skip
+            "machine": dataclasses.asdict(where)}
 
 
 class TablesTest(InAFolder):
@@ -539,7 +539,7 @@ class TablesTest(InAFolder):
                       "| `gemm<a/b>` | 12 | 90.00 |", "| gla 340m | bf16 | 1,000 / 10,000 | 2.000 | 2.100 | 1.05 |",
                       "Against FlashQLA, bf16:", "| gated_delta_net | B2 T64 H2 D64 | 1.000 / 1.000 | 2.000 / 2.000 | 0.50 x / 0.50 x |",
                       "| kda B2 T64 H2 D64 | 2.500 / 2.500 | 20% / 20% | 0% / 0% | 4.0e-03 |",
-                      "| per_head B2 T64 H2 D64 | `decay::Scan<64>` | 185.2 us | 44 % |  |  | 128 register/thread |"):  # fmt: skip
+                      "| per_head B2 T64 H2 D64 | `decay::Scan<64>` | 185.2 us | 44 % |  |  | 128 register/thread |"):
             self.assertIn(words, text)
         self.assertNotIn("Not done", text)
         for block in text.split("\n\n"):
@@ -562,7 +562,7 @@ class TablesTest(InAFolder):
 
     def test_items_that_are_not_done_are_listed(self):
         text = self.text(record("fla/per_token", "skipped", "fla is not installed"), record("tests/step_gpu_test", "failed", "a\nb",
-                         {"passed": 3, "failed": ["S.T"], "skipped": 0}))  # fmt: skip
+                         {"passed": 3, "failed": ["S.T"], "skipped": 0}))
         self.assertIn("| fla/per_token | skipped | fla is not installed |", text)
         self.assertIn("| tests/step_gpu_test | failed | a b |", text)
         self.assertIn("| `step_gpu_test` | 3 | S.T | 0 |", text)
@@ -579,7 +579,7 @@ class TablesTest(InAFolder):
             self.assertTrue(text.endswith(f"|\n{tables.END}\nafter\n"))
             self.assertEqual(tables.with_tables(text, tables.gpu_text(measured)), text)
         self.assertEqual([path.name for path in measured.iterdir()],
-                         ["nvidia_h200_driver_580_1_commit_0123456789ab.json"])  # fmt: skip
+                         ["nvidia_h200_driver_580_1_commit_0123456789ab.json"])
 
     def test_results_of_several_drivers_and_commits_are_kept(self):
         document, measured = self.folder / "RESULTS.md", self.folder / "measured"
@@ -597,9 +597,9 @@ class TablesTest(InAFolder):
     def test_kernels_are_found_in_the_sources(self):
         self.assertGreaterEqual(tables.kernels_in_sources(), {
             "decay::WarpgroupStatesKernel", "decay::ChannelChunkOperandsKernel", "decay::ChannelWarpgroupScanKernel",
-            "lanes::BackwardKernel", "delta::AdjointScanKernel", "ConvertToFloat8Kernel", "UpdateSegment"})  # fmt: skip
+            "lanes::BackwardKernel", "delta::AdjointScanKernel", "ConvertToFloat8Kernel", "UpdateSegment"})
         (self.folder / "k.cuh").write_text("namespace halflife::kernels {\nnamespace a {\ntemplate <int kN>\n__global__ void\n"
-            "HL_LAUNCH_BOUNDS(128) OneKernel(Args a) {\n}\n}  // namespace a\n__global__ void TwoKernel(int n) {}\n}\n")  # fmt: skip
+            "HL_LAUNCH_BOUNDS(128) OneKernel(Args a) {\n}\n}  // namespace a\n__global__ void TwoKernel(int n) {}\n}\n")
         self.assertEqual(tables.kernels_in_sources(self.folder), {"a::OneKernel", "TwoKernel"})
 
     def test_mixed_results_and_rehearsals_are_refused(self):
@@ -717,7 +717,7 @@ class RanksRunTest(InAFolder):
 
     def test_only_hangs_end_the_measurement(self):
         for codes, meshes in (((71, 1, 0, 72), 3), ((None, 71), 1), ((1, 1, 1), len(ranks_run.MESHES)),
-                              ((0, 72, 0), len(ranks_run.MESHES))):  # fmt: skip
+                              ((0, 72, 0), len(ranks_run.MESHES))):
             result, lines = self.measure(codes)
             self.assertEqual(len(lines), meshes, codes)
             self.assertEqual(len(result["problems"]), sum(code != 0 for code in codes), codes)

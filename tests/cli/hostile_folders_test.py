@@ -26,8 +26,8 @@ import tempfile
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
-from hostile import commands, io_errors, mutations, verdict  # noqa: E402
-from hostile.lab import Halflife, Lab  # noqa: E402
+from hostile import commands, io_errors, mutations, verdict
+from hostile.lab import Halflife, Lab
 
 
 class Session:

@@ -20,7 +20,7 @@ import unittest
 import urllib.request
 
 try:
-    import lm_eval  # noqa: F401  (run as a program)
+    import lm_eval  # run as a program
     import pyarrow
     import pyarrow.parquet
     import torch

@@ -20,7 +20,7 @@ import subprocess
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from resource_gate import demangle  # noqa: E402
+from resource_gate import demangle
 
 # Spills and arrays indexed at run time.
 LOCAL_MEMORY = ("LDL", "STL")

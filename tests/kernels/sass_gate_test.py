@@ -7,7 +7,7 @@ import sys
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-import sass_gate  # noqa: E402
+import sass_gate
 
 SCAN = "_ZN8halflife7kernels5decay15ChunkScanKernelINS1_15ChunkScanConfigILi64ELi64EEEEEvNS1_15ChunkScanParamsE"
 TILES = "_ZN8halflife7kernels5decay17ChannelScanKernelINS1_13ChannelConfigILi64ELi64ELb0EEEEEvNS1_15ChunkScanParamsE"

@@ -31,13 +31,13 @@ class TorchProductsTest(unittest.TestCase):
     def test_an_old_libtorch_is_rejected_with_the_fix(self):
         both = ("mm", "addmm")
         for products, version, missing in ((("mm",), "2.11.0", "addmm"), (("addmm",), "2.11.0", "mm"),
-                                           ((), "2.3.1", "mm"), (both, "2.10.0", "mm")):  # fmt: skip
+                                           ((), "2.3.1", "mm"), (both, "2.10.0", "mm")):
             done = self.configure(products, version=version)
             words = " ".join(done.stderr.split())
             self.assertNotEqual(done.returncode, 0)
             self.assertIn(f"LibTorch {version} in ", words)
             self.assertIn(f"is too old for a CUDA build, which adds products of bf16 matrices to fp32 sums "
-                          f"(at::{missing}_out with an output dtype)", words)  # fmt: skip
+                          f"(at::{missing}_out with an output dtype)", words)
             self.assertIn("Run launch/setup to install LibTorch 2.11.0", words)
 
     def test_a_suitable_libtorch_and_a_cpu_build_are_accepted(self):

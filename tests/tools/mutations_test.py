@@ -4,7 +4,7 @@ import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools/mutations"))
-import run  # noqa: E402
+import run
 
 
 def main():

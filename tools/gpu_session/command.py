@@ -59,7 +59,7 @@ def run(words: list[str], seconds: float, log: pathlib.Path, cwd: pathlib.Path, 
     out, err = log.with_name(log.name + ".out"), log.with_name(log.name + ".err")
     with open(out, "wb") as stdout, open(err, "wb") as stderr:
         process = subprocess.Popen(words, stdout=stdout, stderr=stderr, stdin=subprocess.DEVNULL, cwd=cwd, env=env,
-                                   start_new_session=True, preexec_fn=_die_with_parent)  # fmt: skip
+                                   start_new_session=True, preexec_fn=_die_with_parent)
         _running.add(process)
         if _ending.is_set():  # end_all() may have run before this process was in the set
             _kill(process)

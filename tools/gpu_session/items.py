@@ -15,8 +15,8 @@ import readers
 from machine import REPO
 
 sys.path.insert(1, str(REPO / "bench"))
-import compare_fla  # noqa: E402
-import compare_jla  # noqa: E402
+import compare_fla
+import compare_jla
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,16 +64,16 @@ def _sanitized(tool: str, name: str, folder: str, tests: str, minutes: float) ->
     if tool == "memcheck":  # no caching allocator: its blocks are adjacent, which hides overruns
         before = ("env", "PYTORCH_NO_CUDA_MEMORY_CACHING=1", *before)
     return Item(f"{tool}/{name}", f"{folder}/{name}", (f"--gtest_filter={tests}",), readers.read_sanitizer, minutes,
-                before=before, needs=("compute-sanitizer",))  # fmt: skip
+                before=before, needs=("compute-sanitizer",))
 
 
 def _decay(kind: str, shape: compare_fla.Shape) -> Item:
     sizes = ("--batch", str(shape.batch), "--seq-len", str(shape.seq_len), "--heads", str(shape.heads), "--dim",
-             str(shape.dim), "--dim-v", str(shape.dim_v), "--qk-heads", str(shape.qk_heads))  # fmt: skip
+             str(shape.dim), "--dim-v", str(shape.dim_v), "--qk-heads", str(shape.qk_heads))
     small = ("--batch", "1", "--seq-len", "64", "--heads", "2", "--dim", str(min(64, shape.dim)), "--dim-v",
-             str(min(64, shape.values)), "--qk-heads", str(min(1, shape.qk_heads)), "--rounds", "1", "--skip-eager")  # fmt: skip
+             str(min(64, shape.values)), "--qk-heads", str(min(1, shape.qk_heads)), "--rounds", "1", "--skip-eager")
     return Item(f"decay_attention/{kind} {shape}", "bench/bench_decay_attention",
-                ("--device", "cuda", "--kind", kind, *sizes), minutes=0.5, rehearsal=("--kind", kind, *small))  # fmt: skip
+                ("--device", "cuda", "--kind", kind, *sizes), minutes=0.5, rehearsal=("--kind", kind, *small))
 
 
 def _delta(kind: str) -> Item:
@@ -81,7 +81,7 @@ def _delta(kind: str) -> Item:
     small = ("--batch", "1", "--seq-len", "64", "--heads", "1", "--dim", "16", "--rounds", "1")
     return Item(f"delta_rule/{kind} {shape}", "bench/bench_delta_rule",
                 ("--device", "cuda", *compare_fla.shape_options(kind, shape)), minutes=0.5,
-                rehearsal=("--kind", kind, *small))  # fmt: skip
+                rehearsal=("--kind", kind, *small))
 
 
 def _scan(kind: str) -> Item:
@@ -89,7 +89,7 @@ def _scan(kind: str) -> Item:
     sizes = ("--batch", str(shape.batch), "--seq-len", str(shape.seq_len), "--dim", str(shape.dim))
     small = ("--batch", "1", "--seq-len", "64", "--dim", "8", "--rounds", "1")
     return Item(f"scans/{kind} B{shape.batch} T{shape.seq_len} D{shape.dim}", "bench/bench_scans",
-                ("--device", "cuda", "--kind", kind, *sizes), minutes=0.5, rehearsal=("--kind", kind, *small))  # fmt: skip
+                ("--device", "cuda", "--kind", kind, *sizes), minutes=0.5, rehearsal=("--kind", kind, *small))
 
 
 def _peer(peer: str, kind: str, shapes: tuple[str, ...] = (), minutes: float = 8) -> Item:
@@ -97,11 +97,11 @@ def _peer(peer: str, kind: str, shapes: tuple[str, ...] = (), minutes: float = 8
     chosen = ("--shapes", *shapes) if shapes else ()
     guard = ("--without-guard",) if peer == "fla" else ()
     words = ("--peer", peer, "--only", kind, *chosen, "--rounds", "2", "--samples", "20", "--tune-ms", "20", *guard,
-             "--json", "{file}", "--resume")  # fmt: skip
+             "--json", "{file}", "--resume")
     program = f"bench/{compare_fla.program_of(kind)}"
     name = f"{peer}/{kind}" + (f" {', '.join(shapes)}" if shapes else "")
     return Item(name, program, (*words, "--binary", f"{{build}}/{program}"), readers.read_rows, minutes,
-                before=("{python}", "{repo}/bench/compare_fla.py"), needs=(peer,), resumes=True)  # fmt: skip
+                before=("{python}", "{repo}/bench/compare_fla.py"), needs=(peer,), resumes=True)
 
 
 # Options of Nsight Compute. The program starts the recording after its checks and warm-up (bench/support/measure.h), and
@@ -112,7 +112,7 @@ NCU = ("ncu", "--profile-from-start", "off", "--kernel-name-base", "demangled", 
        *(word for section in ("SpeedOfLight", "LaunchStats", "Occupancy", "SchedulerStats", "WarpStateStats",
                               "MemoryWorkloadAnalysis") for word in ("--section", section)),
        "--metrics", "dram__bytes_read.sum,dram__bytes_write.sum,smsp__inst_executed.sum,l1tex__data_bank_conflicts_pipe_lsu.sum",
-       "--csv", "--page", "details", "--log-file", "{file}")  # fmt: skip
+       "--csv", "--page", "details", "--log-file", "{file}")
 
 
 def _ncu(timed: Item, **more) -> Item:
@@ -135,19 +135,19 @@ def _jla(kind: str) -> Item:
     words = ("--only", kind, "--shapes", "B2 T16384", "V256", "--rounds", "2", "--json", "{file}")
     return Item(f"jla/{kind}", "bench/bench_decay_attention",
                 (*words, "--binary", "{build}/bench/bench_decay_attention"), readers.read_rows, 3,
-                before=("{python}", "{repo}/bench/compare_jla.py"), needs=("jla",))  # fmt: skip
+                before=("{python}", "{repo}/bench/compare_jla.py"), needs=("jla",))
 
 
 def _step(name: str, mixer: str, dim: int, heads: int, mlp_dim: int = 0, precision: str = "bf16", layers: int = 24,
-          steps: int = 10, profile: bool = True, graphs: bool = False) -> Item:  # fmt: skip
+          steps: int = 10, profile: bool = True, graphs: bool = False) -> Item:
     """Runs a training step with a micro-batch of 8, as in launch/recipes. `mlp_dim` 0: the width of the recipes
     (ratio 4)."""
     flags = (*(("--profile",) if profile else ()), *(("--cuda-graphs",) if graphs else ()))
     words = ("--device", "cuda", "--precision", precision, "--layers", str(layers), "--dim", str(dim), "--mlp-dim", str(mlp_dim),
-             "--seq-len", "2048", "--batch", "8", "--vocab", "32000", "--steps", str(steps), "--warmup", "3")  # fmt: skip
+             "--seq-len", "2048", "--batch", "8", "--vocab", "32000", "--steps", str(steps), "--warmup", "3")
     small = ("--layers", "1", "--dim", "32", "--seq-len", "64", "--batch", "1", "--steps", "1", "--warmup", "1")
     return Item(f"train_step/{name}", "bench/bench_train_step", ("--mixer", mixer, "--heads", str(heads), *flags, *words),
-                minutes=1.5, rehearsal=("--mixer", mixer, "--heads", "2", *flags, *small))  # fmt: skip
+                minutes=1.5, rehearsal=("--mixer", mixer, "--heads", "2", *flags, *small))
 
 
 def _launches(name: str, *more: str) -> Item:
@@ -157,55 +157,55 @@ def _launches(name: str, *more: str) -> Item:
     small = ("--heads", "2", "--layers", "1", "--dim", "32", "--seq-len", "64", "--batch", "1")
     return Item(f"train_step/{name}", "bench/bench_train_step",
                 (*fixed, *sizes, "--device", "cuda", "--precision", "bf16", "--steps", "50", "--warmup", "5"), minutes=1,
-                rehearsal=(*fixed, *small, "--steps", "2", "--warmup", "2"))  # fmt: skip
+                rehearsal=(*fixed, *small, "--steps", "2", "--warmup", "2"))
 
 
 def _rows(size: str, rehearsed: str) -> Item:
     return Item(f"row_kernels/{size}", "bench/bench_row_kernels", ("--device", "cuda", "--size", size), minutes=1,
-                rehearsal=("--size", "step", "--only", rehearsed, "--rounds", "1"))  # fmt: skip
+                rehearsal=("--size", "step", "--only", rehearsed, "--rounds", "1"))
 
 
 def _adamw() -> Item:
     only = ("--only", "adamw")
     return Item("row_kernels/adamw", "bench/bench_row_kernels", ("--device", "cuda", *only), minutes=0.5,
-                rehearsal=("--size", "step", *only, "--rounds", "1"))  # fmt: skip
+                rehearsal=("--size", "step", *only, "--rounds", "1"))
 
 
 def _softmax(batch: int, dim: int) -> Item:
     sizes = ("--batch", str(batch), "--seq-len", str(16384 // batch), "--heads", str(1024 // dim), "--dim", str(dim))
     small = ("--batch", "1", "--seq-len", "64", "--heads", "1", "--dim", "8", "--long", "128", "--rounds", "1")
     return Item(f"softmax_attention/B{batch} T{16384 // batch} d{dim}", "bench/bench_softmax_attention",
-                ("--device", "cuda", *sizes, "--long", "32768", "--rounds", "20"), minutes=1.5, rehearsal=small)  # fmt: skip
+                ("--device", "cuda", *sizes, "--long", "32768", "--rounds", "20"), minutes=1.5, rehearsal=small)
 
 
 def _cross_entropy(rows: int, dim: int, vocab: int) -> Item:
     sizes = ("--rows", str(rows), "--dim", str(dim), "--vocab", str(vocab))
     small = ("--rows", "64", "--dim", "32", "--vocab", "300", "--pairs", "1")
     return Item(f"cross_entropy/{rows} x {dim}, vocabulary {vocab}", "bench/bench_cross_entropy",
-                ("--device", "cuda", *sizes, "--pairs", "20"), minutes=1, rehearsal=small)  # fmt: skip
+                ("--device", "cuda", *sizes, "--pairs", "20"), minutes=1, rehearsal=small)
 
 
 def _decode(name: str, *more: str) -> Item:
     recipe = lambda recipe: ("--config", f"{{repo}}/launch/recipes/{recipe}.textproto", "--set")
     return Item(f"decode/{name}", "bench/bench_decode",
                 ("--device", "cuda", *recipe("gla_340m"), "data.path=none", "--early", "1000", "--tokens", "3000", *more),
-                minutes=1.5, rehearsal=(*recipe("quickstart"), "model.num_layers=1", "--early", "500", "--tokens", "1000", *more))  # fmt: skip
+                minutes=1.5, rehearsal=(*recipe("quickstart"), "model.num_layers=1", "--early", "500", "--tokens", "1000", *more))
 
 
 # Trains a run, resumes it, and trains it with CUDA graphs (whole_run.py).
 WHOLE_RUN = Item("run/quickstart", "src/cli/halflife", ("--device", "cuda", "--steps", "60"), minutes=3,
                  rehearsal=("--device", "cpu", "--steps", "6", "--small"),
-                 before=("{python}", "{repo}/tools/gpu_session/whole_run.py"), starts=("src/cli/halflife-engine",))  # fmt: skip
+                 before=("{python}", "{repo}/tools/gpu_session/whole_run.py"), starts=("src/cli/halflife-engine",))
 
 # Trains the same model on several ranks that share the GPU (ranks_run.py).
 MPIRUN = ("env", "HALFLIFE_SHARE_GPU=1", "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "mpirun",
-          "--oversubscribe", "--bind-to", "none", "-n", "4")  # fmt: skip
+          "--oversubscribe", "--bind-to", "none", "-n", "4")
 _RANKS_TEST = _test("nccl_ranks_gpu_test", "tests/dist", 2)
 NCCL_RANKS = dataclasses.replace(_RANKS_TEST, words=("--ranks=4", *_RANKS_TEST.words), before=MPIRUN, needs=("mpirun",))
 RANKS_RUN = Item("ranks/quickstart", "src/cli/halflife", ("--device", "cuda"), readers.read_last_json, minutes=6,
                  rehearsal=("--device", "cpu", "--small"),
                  before=("{python}", "{repo}/tools/gpu_session/ranks_run.py"), needs=("mpirun",),
-                 starts=("src/cli/halflife-engine",))  # fmt: skip
+                 starts=("src/cli/halflife-engine",))
 
 DECAY_KINDS = ("per_head", "per_token", "per_channel")
 DECAY_SHAPES = {kind: compare_fla.shapes_of(kind) for kind in DECAY_KINDS}
@@ -306,7 +306,7 @@ ITEMS = (
     Item("profile/slowest step", "bench/bench_train_step", (), readers.read_text, 4,
          before=("nsys", "profile", "--stats=true", "--force-overwrite=true", "--trace=cuda", "--output={file}"),
          needs=("nsys",), of_slowest="train_step"),
-)  # fmt: skip
+)
 
 
 def chosen(only: list[str]) -> list[Item]:
@@ -323,7 +323,7 @@ def program_of(item: Item, rehearse: bool) -> str:
 
 
 def words_of(item: Item, slowest: tuple[str, ...], build: pathlib.Path, file: pathlib.Path, rehearse: bool,
-             tools: dict[str, str]) -> list[str]:  # fmt: skip
+             tools: dict[str, str]) -> list[str]:
     """Returns the complete command of an item."""
     behind = item.rehearsal if rehearse and item.rehearsal is not None else item.words
     if item.of_slowest:  # one profiler at a time

@@ -47,7 +47,7 @@ class Mesh:
     def settings(self) -> list[str]:
         shard = [f"parallel.shard={self.shard}"] if self.shard else []
         return [f"parallel.zero_stage={self.zero_stage}", f"parallel.sp={self.sp}",
-                f"parallel.grad_reduce={self.grad_reduce}", *shard]  # fmt: skip
+                f"parallel.grad_reduce={self.grad_reduce}", *shard]
 
 
 MESHES = (
@@ -72,7 +72,7 @@ class Runs:
         deadline = ("comm.timeout_s=15",) if options.device == "cuda" else ()
         sets = ["data.path=data", f"train.device={options.device}", "train.precision=bf16", f"train.steps={STEPS}",
                 "train.log_every=1", "train.global_batch=8", "train.micro_batch=2", "eval.every=0", "eval.windows=4",
-                *small, *deadline]  # fmt: skip
+                *small, *deadline]
         recipe = REPO / "launch/recipes/quickstart.textproto"
         self.words = ["train", "--config", recipe, *(word for one in sets for word in ("--set", one))]
 

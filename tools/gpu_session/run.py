@@ -23,12 +23,12 @@ import sys
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
-import carry  # noqa: E402
-import items  # noqa: E402
-import machine  # noqa: E402
-import tables  # noqa: E402
-from readers import DONE, FAILED, INTERRUPTED, SKIPPED, TIMED_OUT  # noqa: E402
-from session import Budget, Folder, Refused, Session  # noqa: E402
+import carry
+import items
+import machine
+import tables
+from readers import DONE, FAILED, INTERRUPTED, SKIPPED, TIMED_OUT
+from session import Budget, Folder, Refused, Session
 
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
@@ -39,7 +39,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="run the items whose names contain one of the words (default: all)")
     parser.add_argument("--again", action="store_true", help="also repeat items that failed or timed out")
     parser.add_argument("--jobs", type=int, default=min(8, max(1, (os.cpu_count() or 1) // 2)),
-                        help="number of parallel tests; other items run one at a time (default: half of the cores, at most 8)")  # fmt: skip
+                        help="number of parallel tests; other items run one at a time (default: half of the cores, at most 8)")
     parser.add_argument("--build", type=pathlib.Path, help="the build folder (default: build/cuda, or build/cpu with --rehearse)")
     parser.add_argument("--rehearse", action="store_true", help="run the items on a CPU with tiny shapes")
     parser.add_argument("--tables", action="store_true", help="write the results in --out to bench/RESULTS.md")

@@ -17,7 +17,7 @@ from readers import DONE, FAILED, INTERRUPTED, SKIPPED, TIMED_OUT, Outcome, read
 
 MINUTE = 60
 FAULT = re.compile(r"CUDA error|cuda[A-Z]\w*Error|illegal memory access|unspecified launch failure|misaligned address"
-                   r"|launch failed|an illegal instruction")  # fmt: skip
+                   r"|launch failed|an illegal instruction")
 CHECKED = {"HALFLIFE_CHECK_LAUNCHES": "1", "CUDA_LAUNCH_BLOCKING": "1"}
 
 
@@ -226,7 +226,7 @@ class Session:
             has_parts = item.resumes or item.read is read_last_json
             result = read(item, dataclasses.replace(finished, code=-9), file).result if has_parts else {}
             outcome = Outcome(TIMED_OUT if last_chance and not made_progress else INTERRUPTED,
-                              f"ended after {finished.seconds:.0f} s", result)  # fmt: skip
+                              f"ended after {finished.seconds:.0f} s", result)
         else:
             outcome = read(item, finished, file)
         if outcome.status == FAILED and is_fault(finished):
@@ -253,7 +253,7 @@ class Session:
     def keep(self, item: Item, outcome: Outcome, words, seconds: float) -> None:
         self.folder.write(item, {
             "item": item.name, "status": outcome.status, "reason": outcome.reason, "seconds": round(seconds, 1),
-            "words": list(words), "machine": dataclasses.asdict(self.here), "result": outcome.result})  # fmt: skip
+            "words": list(words), "machine": dataclasses.asdict(self.here), "result": outcome.result})
         self.judged.add(item.name)
         first = outcome.reason.splitlines()[0] if outcome.reason else ""
         print(f"{item.name}: {outcome.status}{': ' + first if first else ''}", flush=True)

@@ -69,7 +69,7 @@ def tests(records: list[dict]) -> str:
         rows.append([f"`{name_of(record)}`", str(result["passed"]), failed, str(result["skipped"])])
     for tool in ("memcheck", "racecheck"):
         rows += [[f"`{name_of(r)}` under {tool}", str(r["result"]["passed"]), r["result"]["summary"], ""]
-                 for r in of_group(records, tool)]  # fmt: skip
+                 for r in of_group(records, tool)]
     return table(["test", "passed", "failed", "skipped"], rows) if rows else ""
 
 
@@ -80,7 +80,7 @@ def whole_run(records: list[dict]) -> str:
         r = record["result"]
         rows.append([name_of(record), str(r["steps"]), show(r.get("tokens_per_s"), "{:,.0f}"),
                      verdicts[r.get("resumed_equal")], verdicts[r.get("graphs_equal")],
-                     "; ".join(r.get("waits", []))])  # fmt: skip
+                     "; ".join(r.get("waits", []))])
     head = ["recipe", "steps", "tokens/s", "resumed run", "run with CUDA graphs", "host waits per step"]
     return "A whole run, bf16:\n\n" + table(head, rows) if rows else ""
 
@@ -92,9 +92,9 @@ def decay_attention(records: list[dict]) -> str:
         kind, _, shape = name_of(record).partition(" ")
         rows.append([kind, shape, both(result, "ms", "{:.3f}"), both(result, "share_of_memory_roofline", "{:.0%}"),
                      both(result, "share_of_matmul", "{:.0%}"), both(result, "late_share", "{:.0%}"),
-                     show(result["max_error"], "{:.1e}")])  # fmt: skip
+                     show(result["max_error"], "{:.1e}")])
     head = ["decay", "shape", "ms: forward / both", "share of memory roofline", "share of the matmul",
-            "calls that waited for the host", "error"]  # fmt: skip
+            "calls that waited for the host", "error"]
     return "Decay attention, bf16:\n\n" + table(head, rows) if rows else ""
 
 
@@ -119,7 +119,7 @@ def other_mixers(records: list[dict]) -> str:
     for record in (*of_group(records, "delta_rule"), *of_group(records, "scans")):
         result = record["result"]
         rows.append([name_of(record), both(result, "ms", "{:.3f}"), both(result, "share_of_memory_roofline", "{:.0%}"),
-                     both(result, "late_share", "{:.0%}"), show(result["max_error"], "{:.1e}")])  # fmt: skip
+                     both(result, "late_share", "{:.0%}"), show(result["max_error"], "{:.1e}")])
     head = ["kind and shape", "ms: forward / both", "share of memory roofline", "calls that waited for the host", "error"]
     return "Delta rule and scans, bf16:\n\n" + table(head, rows) if rows else ""
 
@@ -164,7 +164,7 @@ def cross_entropy(records: list[dict]) -> str:
         r = record["result"]
         speed = show(r["speed_ratio"], "{:.2f} x") + late(r["plain_late_share"], r["fused_late_share"])
         rows.append([name_of(record), show(r["plain_ms"], "{:.2f}"), show(r["fused_ms"], "{:.2f}"), speed,
-                     show(r["plain_peak_mib"], "{:,.0f}"), show(r["fused_peak_mib"], "{:,.0f}")])  # fmt: skip
+                     show(r["plain_peak_mib"], "{:,.0f}"), show(r["fused_peak_mib"], "{:,.0f}")])
     head = ["tokens x dim", "plain, ms", "in blocks of rows, ms", "speed", "plain, MiB", "in blocks, MiB"]
     return explained("Output layer and cross entropy, forward and backward:\n\n" + table(head, rows)) if rows else ""
 
@@ -179,9 +179,9 @@ def train_step(records: list[dict]) -> str:
         rows.append([name_of(record), f"{r['parameters']:,}", f"{r['batch']} x {r['seq_len']}",
                      show(r["median_ms"], "{:.1f}"), show(tokens, "{:,.0f}"), show(r["share_of_peak"], "{:.1%}"),
                      show(over(r["peak_memory_mib"], 1024), "{:.1f}"), *counts,
-                     f"{show(r['first_loss'], '{:.2f}')} / {show(r['last_loss'], '{:.2f}')}"])  # fmt: skip
+                     f"{show(r['first_loss'], '{:.2f}')} / {show(r['last_loss'], '{:.2f}')}"])
     head = ["model", "parameters", "batch", "ms", "tokens/s", "share of peak", "peak tensor memory, GiB", "launches", "copies",
-            "synchronisations", "loss: first / last step"]  # fmt: skip
+            "synchronisations", "loss: first / last step"]
     if not rows:
         return ""
     peaks = sorted({record["result"]["peak"] for record in of_group(records, "train_step")})
@@ -196,10 +196,10 @@ def slowest_step(records: list[dict]) -> str:
     profile = slowest["result"]["profile"]
     whole = sum(entry["ms"] or 0 for entry in profile["top"])
     rows = [[f"`{entry['name'][:80].replace('|', '/')}`", str(entry["calls"]), show(entry["ms"], "{:.2f}")]
-            for entry in profile["top"][:12]]  # fmt: skip
+            for entry in profile["top"][:12]]
     return (f"The longest operations in a step of {name_of(slowest)}. The step takes {show(profile['wall_ms'], '{:.0f}')} "
             f"ms under the profiler, and the longest {len(profile['top'])} operations take {whole:.0f} ms:\n\n"
-            + table(["operation", "calls", "ms"], rows))  # fmt: skip
+            + table(["operation", "calls", "ms"], rows))
 
 
 def decode(records: list[dict]) -> str:
@@ -207,13 +207,13 @@ def decode(records: list[dict]) -> str:
     for record in of_group(records, "decode"):
         r = record["result"]
         rows.append([name_of(record), r["precision"], f"{r['early']:,} / {r['tokens']:,}", show(r["early_ms_per_token"], "{:.3f}"),
-                     show(r["late_ms_per_token"], "{:.3f}"), show(r["ratio"], "{:.2f}")])  # fmt: skip
+                     show(r["late_ms_per_token"], "{:.3f}"), show(r["ratio"], "{:.2f}")])
     return "Decoding, one row:\n\n" + table(["model", "precision", "tokens", "ms early", "ms late", "ratio"], rows) if rows else ""
 
 
 # Metric of Nsight Compute -> column of the table.
 NCU_COLUMNS = {"Duration": "time", "DRAM Throughput": "share of DRAM's rate", "Issue Slots Busy": "issue slots busy",
-               "Achieved Occupancy": "occupancy", "Registers Per Thread": "registers"}  # fmt: skip
+               "Achieved Occupancy": "occupancy", "Registers Per Thread": "registers"}
 
 
 def kernels_in_sources(sources: pathlib.Path = machine.REPO / "src/kernels") -> set[str]:
@@ -242,13 +242,13 @@ def ncu(records: list[dict]) -> str:
         for launch in record["result"]["launches"]:
             launched.add(launch["kernel"].partition("<")[0])
             rows.append([name_of(record), f"`{launch['kernel'][:60].replace('|', '/')}`",
-                         *(launch["metrics"].get(name, "") for name in NCU_COLUMNS)])  # fmt: skip
+                         *(launch["metrics"].get(name, "") for name in NCU_COLUMNS)])
     if not rows:
         return ""
     head = ["item", "kernel", *NCU_COLUMNS.values()]
     others = ", ".join(f"`{name}`" for name in sorted(kernels_in_sources() - launched))
     return ("Kernels under Nsight Compute, with cold caches:\n\n" + table(head, rows)
-            + (f"\n\nKernels without a row were not launched by these items on this GPU: {others}." if others else ""))  # fmt: skip
+            + (f"\n\nKernels without a row were not launched by these items on this GPU: {others}." if others else ""))
 
 
 def left_out(records: list[dict]) -> str:
@@ -259,7 +259,7 @@ def left_out(records: list[dict]) -> str:
 
 
 PARTS = (tests, whole_run, decay_attention, other_mixers, peers, jla, softmax_attention, row_kernels, cross_entropy, train_step, slowest_step, decode, ncu,
-         left_out)  # fmt: skip
+         left_out)
 
 
 def session_text(session: dict) -> str:

@@ -22,7 +22,7 @@ import tempfile
 REPO = pathlib.Path(__file__).resolve().parents[2]
 LONGEST = 90  # time limit of a command in seconds, so that a hang does not use up the session
 SMALL = ("model.num_layers=1", "model.model_dim=32", "model.mixer.gla.num_heads=2", "data.seq_len=64", "eval.windows=4",
-         "eval.every=0")  # fmt: skip
+         "eval.every=0")
 
 
 class Failed(Exception):
@@ -69,7 +69,7 @@ class Runs:
         self.program, self.folder = options.program.resolve(), folder
         every = max(1, options.steps // 3)
         sets = ["data.path=data", f"train.device={options.device}", "train.precision=bf16", f"train.steps={options.steps}",
-                f"ckpt.every={every}", f"eval.every={every}", "train.log_every=1", *(SMALL if options.small else ())]  # fmt: skip
+                f"ckpt.every={every}", f"eval.every={every}", "train.log_every=1", *(SMALL if options.small else ())]
         recipe = REPO / "launch/recipes/quickstart.textproto"
         self.train = [self.program, "train", "--config", recipe, *(word for one in sets for word in ("--set", one))]
 
