@@ -11,11 +11,12 @@ sys.path.insert(0, str(HERE))
 sys.dont_write_bytecode = True
 import extract_examples
 
-# Headers of kernels that a host compiler accepts. The others are for one instruction set or for the device.
-ELSEWHERE = {"kernels/common/cpu/block_rows.h", "kernels/common/cpu/chunk_rows.h", "kernels/common/cpu/microkernel.h",
-             "kernels/common/cpu/rows_ahead.h", "kernels/focus_pool/cpu/window_scan.h",
-             "kernels/common/cuda/device.h", "kernels/common/cuda/device.h.2", "kernels/common/cuda/device90.h",
-             "kernels/common/cuda/device.h.3", "tools/cuda_emulator/swizzle.h"}
+# Examples that are not compiled here, because their headers are for one instruction set, for the device or for the
+# emulator.
+NOT_COMPILED = {"kernels/common/cpu/block_rows.h", "kernels/common/cpu/chunk_rows.h", "kernels/common/cpu/microkernel.h",
+                "kernels/common/cpu/rows_ahead.h", "kernels/focus_pool/cpu/window_scan.h",
+                "kernels/common/cuda/device.h", "kernels/common/cuda/device.h.2", "kernels/common/cuda/device90.h",
+                "kernels/common/cuda/device.h.3", "tools/cuda_emulator/swizzle.h"}
 
 
 def lines_of(*text):
@@ -24,7 +25,7 @@ def lines_of(*text):
 
 
 class ExtractTest(unittest.TestCase):
-    def test_a_block_keeps_its_place_and_loses_its_comments(self):
+    def test_a_block_keeps_its_line_number_and_loses_its_comments(self):
         (example,) = extract_examples.examples_of("core/x.h", "src/core/x.h", "\n".join([
             "// What it is for.", "//", "//   const X x;  // made by main",
             '//   x.Say("// no comment", \'"\');', "#pragma once"]))
@@ -70,13 +71,13 @@ class ExtractTest(unittest.TestCase):
 class RepositoryTest(unittest.TestCase):
     def test_every_example_is_compiled_once(self):
         found = {example.name for example in extract_examples.all_examples(HERE.parents[1])}
-        self.assertLessEqual(ELSEWHERE, found)
-        wanted = found - ELSEWHERE
-        self.assertGreater(len(wanted), 50)
+        self.assertLessEqual(NOT_COMPILED, found)
+        expected = found - NOT_COMPILED
+        self.assertGreater(len(expected), 50)
         included = []
         for source in HERE.glob("*.cc"):
             included += re.findall(r'^#include "examples/(.+)"$', source.read_text(), re.MULTILINE)
-        self.assertEqual(sorted(included), sorted(wanted))
+        self.assertEqual(sorted(included), sorted(expected))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Packs the files for a machine with a GPU and LibTorch's Python package, but without a compiler or a build: the
-stripped programs, and the libraries that are in neither LibTorch's package nor every system."""
+"""Packs the files for a machine that has a GPU and LibTorch's Python package, but no compiler or build. A pack contains
+the stripped programs, and the libraries that are neither in LibTorch's package nor in every Linux system."""
 
 import dataclasses
 import json
@@ -15,9 +15,9 @@ import machine
 from items import Item
 
 MIB = 1 << 20
-# Libraries of every Linux with glibc (all parts of glibc must have one version) and a driver.
+# Libraries of every Linux system with glibc and an NVIDIA driver. All parts of glibc must have the same version.
 OF_THE_SYSTEM = re.compile(r"ld-linux|lib(c|m|dl|pthread|rt|util|resolv|anl|nsl|nss_\w+|gcc_s|stdc\+\+|gomp|cuda)\.so")
-# Libraries of LibTorch's package and its dependencies, wherever this build found them.
+# Libraries of LibTorch's package and its dependencies. The build may have found them in any folder.
 OF_THE_PACKAGE = re.compile(r"(site-packages/|/lib(torch|c10|cudart|nccl|cublas|cudnn|cupti|cusparse|cufft|nvrtc|nvJitLink))")
 
 

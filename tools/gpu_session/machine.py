@@ -92,8 +92,8 @@ def wrong_torch(build: pathlib.Path) -> str:
 
 
 def environment(build: pathlib.Path) -> dict[str, str]:
-    """Returns the environment in which packed programs find their libraries and the installed LibTorch's."""
-    # Tests compute their reference values on the CPU.
+    """Returns the environment in which packed programs find their own libraries and those of the installed LibTorch."""
+    # On a machine with packed programs, tests use several threads for their reference values on the CPU.
     threads = str(min(8, os.cpu_count() or 1)) if (build / CARRIED).exists() else "1"
     variables = dict(os.environ, OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", threads))
     torch = torch_folder()
