@@ -86,7 +86,7 @@ WRITERS = {"safetensors": save_safetensors, "torch.save": save_torch, "dcp": sav
 
 
 def timed(write, folder: pathlib.Path, num_bytes: int) -> float:
-    """MB/s."""
+    """Returns the speed of a writer in MB/s."""
     state = {f"tensor{i}": torch.randn(num_bytes // 4 // 64) for i in range(64)}
     start = time.monotonic()
     write(state, folder)

@@ -1,4 +1,4 @@
-"""Trains the quickstart recipe on six meshes of ranks and measures how far the losses differ. Prints JSON.
+"""Trains the quickstart recipe on six meshes of ranks and measures how much the losses differ. Prints JSON.
 
     python3 bench/ranks/meshes.py --data quickstart/dataset-XXXX --out /tmp/meshes
     python3 bench/ranks/meshes.py --data quickstart/dataset-XXXX --out /tmp/meshes --slices 0

@@ -1,4 +1,5 @@
-"""Measures how much of the gradient sums overlap hides on a slow network. Prints JSON. Needs root to limit a network.
+"""Measures how much of the time of gradient sums is hidden by overlap on a slow network. Prints JSON. Needs root to
+limit the bandwidth.
 
     python3 bench/ranks/overlap.py --data quickstart/dataset-XXXX --pairs 3
 

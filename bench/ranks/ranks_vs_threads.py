@@ -1,4 +1,4 @@
-"""Compares two ranks of one thread with one rank of two threads: the same global batch, the real trainer. Prints JSON.
+"""Compares two ranks of one thread with one rank of two threads, for the same global batch. Prints JSON.
 
     python3 bench/ranks/ranks_vs_threads.py --data quickstart/dataset-XXXX --mixer gla --pairs 3
 

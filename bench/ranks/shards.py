@@ -1,4 +1,5 @@
-"""Measures ZeRO's shard groups and the prefetch of stage 3 on slow networks. Prints JSON. Needs root to limit a network.
+"""Measures ZeRO's shard groups and the prefetch of stage 3 on slow networks. Prints JSON. Needs root to limit the
+bandwidth.
 
     python3 bench/ranks/shards.py --data quickstart/dataset-XXXX --pairs 3
 

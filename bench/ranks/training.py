@@ -1,4 +1,4 @@
-"""Runs the real trainer on a few ranks, for the comparisons in this folder."""
+"""Runs `halflife train` on a few ranks, for the comparisons in this folder."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""Measures the overhead of MPI with one rank: the real trainer without and with `mpirun -n 1`. Prints JSON.
+"""Measures the overhead of MPI with one rank: compares `halflife train` without and with `mpirun -n 1`. Prints JSON.
 
     python3 bench/ranks/world_of_one.py --data quickstart/dataset-XXXX --pairs 5
 

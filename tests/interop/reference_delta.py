@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 
 def delta_rule(q, k, v, beta, log_decay):
-    """q, k [T, H, K], v [T, HV, V], beta [T, HV], log_decay [T, HV, K or 1] -> [T, HV, V]."""
+    """Returns [T, HV, V]. q and k are [T, H, K], v is [T, HV, V], beta is [T, HV], log_decay is [T, HV, K or 1]."""
     group = v.shape[1] // q.shape[1]
     q, k = (y.repeat_interleave(group, dim=1) for y in (q, k))
     q = q * q.shape[-1] ** -0.5

@@ -29,7 +29,7 @@ TOOL_FOLDERS = ("/usr/local/cuda/bin", "/opt/nvidia/nsight-systems/bin")
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """A table contains only results of one machine and commit."""
+    """A machine and the commit of its programs. A table contains only results of one such pair."""
 
     gpu: str
     driver: str

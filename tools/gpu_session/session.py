@@ -44,7 +44,7 @@ def read(item: Item, finished: command.Finished, file: pathlib.Path) -> Outcome:
 
 
 def is_fault(finished: command.Finished) -> bool:
-    """Whether the device failed, or a signal ended the process, which a fault of the device can cause."""
+    """Returns whether the device failed, or a signal ended the process, which a fault of the device can cause."""
     return finished.code < 0 or FAULT.search(finished.stderr + finished.stdout) is not None
 
 

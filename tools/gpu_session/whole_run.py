@@ -74,7 +74,8 @@ class Runs:
         self.train = [self.program, "train", "--config", recipe, *(word for one in sets for word in ("--set", one))]
 
     def prepare(self) -> None:
-        """`data` has several documents in a row; `whole` is one document, so no row has a boundary."""
+        """Prepares two datasets. The rows of `data` contain several documents. `whole` is one document, so no row
+        contains a boundary."""
         write_text(self.folder / "text")
         for documents, out in (("blank_lines", "data"), ("file", "whole")):
             run([self.program, "prepare", "--input", "text", "--documents", documents, "--tokenizer", "bytes", "--out", out], self.folder)
@@ -97,7 +98,7 @@ class Runs:
         lines = (self.folder / name / "metrics.jsonl").read_text().splitlines()
         replays = [line["replayed"] for line in map(json.loads, lines) if "replayed" in line]
         if not replays or 0 in replays[len(replays) // 2 :]:
-            raise Failed(f"micro-batches that were replayed in each step: {replays}")
+            raise Failed(f"later steps replayed no micro-batch. Replayed micro-batches of each step: {replays}")
 
     def graphs(self) -> None:
         whole = ["--set", "data.path=whole"]

@@ -26,8 +26,8 @@ class Softmax(nn.Module):
 
 class Gau(nn.Module):
     """One head with wide values. Each block of 128 queries is multiplied by its keys and all earlier ones. This takes
-    0.75 of the time of LibTorch's fused attention, which is slow for values wider than keys, and 0.8 of the time of one
-    product of all pairs (B 8, T 512, 512 channels of values, one thread)."""
+    0.75 of the time of LibTorch's fused attention, which uses another implementation for values wider than keys, and
+    0.8 of the time of one product of all pairs (B 8, T 512, 512 channels of values, one thread)."""
 
     BLOCK, KEYS = 128, 128
 

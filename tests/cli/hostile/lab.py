@@ -59,7 +59,7 @@ class Halflife:
         self.sanitized = b"__asan_init" in pathlib.Path(binary).read_bytes()
 
     def run(self, arguments, folder, env=None):
-        """`folder` receives the files with the output of the command."""
+        """Runs a command. Its output is written to files in `folder`."""
         command = [self.binary, *map(str, arguments)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
         out, err = folder / "command.out", folder / "command.err"
