@@ -177,6 +177,9 @@ HttpServer::HttpServer(const HttpLimits& limits, const ErrorBody& error_body)
     : limits_(limits), error_body_(error_body) {
   new_task_queue = [this] { return new ConnectionThreads(limits_.max_connections); };
   set_tcp_nodelay(true);
+  // The library only announces these limits to clients. process_and_close_socket() enforces them.
+  set_keep_alive_timeout(static_cast<time_t>(limits_.idle_seconds));
+  set_keep_alive_max_count(1'000'000'000);
   // The library's own options would let two servers share a port.
   set_socket_options([](socket_t socket) {
     const int on = 1;

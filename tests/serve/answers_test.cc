@@ -277,6 +277,14 @@ TEST_F(Answers, TheOtherPaths) {
               HasSubstr("halflife_requests_total{path=\"/tokenize\",status=\"200\"}"));
 }
 
+// Clients that obey the header do not reconnect after the five requests that the library announces.
+TEST_F(Answers, AConnectionServesManyRequests) {
+  httplib::Client client("127.0.0.1", server->port());
+  client.set_keep_alive(true);
+  for (int i = 0; i < 20; ++i)
+    EXPECT_EQ(client.Get("/health")->get_header_value("Keep-Alive"), "timeout=5, max=1000000000");
+}
+
 // The second request reads one chunk of the prompt, whatever its length.
 TEST_F(Answers, AKeptPrefixIsNotReadAgain) {
   const std::string prompt(2900, 'x');

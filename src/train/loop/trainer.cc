@@ -318,8 +318,14 @@ std::optional<ckpt::LoadReport> Trainer::Load(
                     .allow_change = allow_change_,
                     .may_differ = may_differ,
                     .check_state =
-                        [this](const ckpt::StepState& state) {
+                        [this, &request](const ckpt::StepState& state) {
                           RequireStepsAreNotEpochs(config_, 0, SkippedSteps(state));
+                          // Newer steps are renamed only if the reference is usable.
+                          if (request.mode == ckpt::ResumeMode::kStep &&
+                              config_.train.preference.is_on()) {
+                            Reference reference = EmptyReference(state.run_id);
+                            ReadReference(folder_.path(), reference);
+                          }
                         },
                     .max_step = static_cast<uint64_t>(config_.train.steps)},
                    loaded_ ? loaded_->View() : InPlaceArena(),
@@ -443,13 +449,19 @@ ScoringConfig Trainer::ScoringOfPairs() const {
           .equal_passes = config_.parallel.zero_stage == 3};
 }
 
+Reference Trainer::EmptyReference(const std::string& run_id) const {
+  const data::Dataset& dataset = data_.training();
+  Reference reference = {.run_id = run_id};
+  for (const data::Split split : data::kSplits)
+    if (dataset.split(split).num_tokens > 0)
+      reference.splits[split] = AnswerScores(data::ViewOf(dataset, split));
+  return reference;
+}
+
 // Scores all pairs by the initial model, or reads the scores of the run that is resumed.
 void Trainer::StartPreference(const TrainOptions& options) {
   const data::Dataset& dataset = data_.training();
-  reference_.run_id = state_.run_id;
-  for (const data::Split split : data::kSplits)
-    if (dataset.split(split).num_tokens > 0)
-      reference_.splits[split] = AnswerScores(data::ViewOf(dataset, split));
+  reference_ = EmptyReference(state_.run_id);
   std::filesystem::path kept;  // the folder with the scores
   if (resumed_run_) {
     kept = FolderOfReference(*resumed_run_, folder_.path());

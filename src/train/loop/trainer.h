@@ -79,6 +79,8 @@ class Trainer {
   // Called in a run with LoRA.
   void StartLora(const TrainOptions& options);
   void LoadLoraBase();
+  // Scores of the right sizes for the pairs of each split, all 0.
+  Reference EmptyReference(const std::string& run_id) const;
   // Called in a run with train.preference.
   void StartPreference(const TrainOptions& options);
   SetResult ScorePairs(const ValidationSet& set);

@@ -227,6 +227,8 @@ TEST_F(PreferenceRun, ResumesExactly) {
   EXPECT_HL_ERROR(Train({.folder = "saved", .set = saves, .resume = "step=2"}),
                   ExitCode::kNoUsableCheckpoint, kReferenceFile,
                   " with the scores of the initial model is missing. Restore that file");
+  EXPECT_EQ(ckpt::ParseStepName(ckpt::FindStep(*data_dir / "saved"))->step, 8)
+      << "newer steps were renamed before the reference was read";
   EXPECT_HL_ERROR(Train({.folder = "other", .set = {"train.preference.beta=0.2"}}),
                   ExitCode::kUsage, "train.preference.beta");
 }
