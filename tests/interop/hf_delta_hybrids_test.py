@@ -7,10 +7,8 @@ softmax attention: Qwen3.5, Qwen3-Next without experts, OLMo Hybrid.
 
 import json
 import random
-import sys
-import unittest
 
-import hf_models_test as shared
+import folder_checks as shared
 import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -74,18 +72,11 @@ def random_sizes(seed):
             "tie_word_embeddings": rng.random() < 0.5, "rms_norm_eps": 10 ** rng.uniform(-6, -3)}
 
 
-class DeltaHybrids(unittest.TestCase):
-    setUp = shared.HfModels.setUp
-    tearDown = shared.HfModels.tearDown
-    fresh = shared.HfModels.fresh
-    check_round_trips = shared.HfModels.check_round_trips
-    check_exported_folder = shared.HfModels.check_exported_folder
-    check_same_tensors = shared.HfModels.check_same_tensors
-
+class DeltaHybrids(shared.FolderChecks):
     @staticmethod
     def log_probs_of(model):
         model.config.use_cache = False  # transformers fails on a cache without softmax layers
-        return shared.HfModels.log_probs_of(model)
+        return shared.FolderChecks.log_probs_of(model)
 
     def make_folder(self, model_type, config):
         """Writes a folder with the tensor names of published models, which save_pretrained of olmo_hybrid
@@ -94,7 +85,7 @@ class DeltaHybrids(unittest.TestCase):
         config = {key: value for key, value in config.items() if value is not None}
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **config))
         model = model.float().eval()
-        shared.HfModels.move_vectors(model)
+        self.move_vectors(model)
         folder = self.dir / "original"
         folder.mkdir()
         tensors = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()}
@@ -290,5 +281,4 @@ class DeltaHybrids(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    shared.HALFLIFE = sys.argv.pop(1)
-    unittest.main()
+    shared.main()

@@ -6,10 +6,8 @@ attention.
 """
 
 import random
-import sys
-import unittest
 
-import hf_models_test as shared
+import folder_checks as shared
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -92,7 +90,7 @@ FALCON_VARIANTS = {
 }
 
 
-class Hybrids(shared.HfModels):
+class Hybrids(shared.FolderChecks):
     @staticmethod
     def log_probs_of(model):
         """Runs without a cache, because transformers has none for models without attention layers."""
@@ -273,14 +271,8 @@ class Hybrids(shared.HfModels):
                 theirs = AutoModelForCausalLM.from_pretrained(folder).float().eval()
                 self.assertLess(shared.max_difference(self.log_probs_of(theirs), self.log_probs_of(model)), 1e-5)
                 self.check_round_trips(folder, self.log_probs_of(model),
-                                    "--model-type", config["model_type"])
-
-
-# The tests of other classes run in hf_models_test.
-for name in [name for name in dir(shared.HfModels) if name.startswith("test_")]:
-    setattr(Hybrids, name, None)
+                                       "--model-type", config["model_type"])
 
 
 if __name__ == "__main__":
-    shared.HALFLIFE = sys.argv.pop(1)
-    unittest.main()
+    shared.main()
