@@ -105,7 +105,7 @@ TEST(MixerOptions, SizesThatDoNotFit) {
     EXPECT_THAT(problems("kda", {{"lower_bound", bound}}),
                 HasSubstr("Use a number below 0, for example -5, or 0 for no bound."));
   EXPECT_THAT(problems("softmax", {{"num_heads", 5}}),
-              HasSubstr("num_heads 5 must divide model_dim 32. Use a divisor of it."));
+              HasSubstr("num_heads 5 must divide model_dim 32. Set head_dim to use other sizes."));
   EXPECT_THAT(problems("softmax", {{"rope_theta", 0.5}}), HasSubstr("option rope_theta is 0.5"));
   EXPECT_EQ(problems("softmax", {{"rope_theta", 0}, {"num_heads", 32}}), "");
 }
