@@ -13,6 +13,7 @@ kernels. Exit codes: 1: a kernel fails; 2: no kernel found; 77: cuobjdump or nvd
 
 import argparse
 import collections
+import concurrent.futures
 import pathlib
 import re
 import shutil
@@ -195,8 +196,10 @@ def main():
         tool = options.cuobjdump or find_cuobjdump()
         if tool is None:
             skip("cuobjdump was not found in PATH or /usr/local/cuda/bin")
-        for file in sorted(path.rglob("*.cu.o")) if path.is_dir() else [path]:
-            kernels.update(parse(disassemble(tool, file)))
+        files = sorted(path.rglob("*.cu.o")) if path.is_dir() else [path]
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:  # cuobjdump takes most of the time
+            for lines in pool.map(lambda file, tool=tool: disassemble(tool, file), files):
+                kernels.update(parse(lines))
     if not kernels:
         print("no kernel found. Pass an object that nvcc compiled for a real architecture (sm_*).", file=sys.stderr)
         return 2
