@@ -1,42 +1,14 @@
-// `halflife-engine`: the program that `halflife` executes for a subcommand that needs LibTorch.
-// Parses the same command line, runs the subcommand, and turns errors into exit codes.
-#include <cstdlib>
+// `halflife-engine`: the program that `halflife` executes for a subcommand that needs LibTorch. It
+// parses the same command line.
+#include <unistd.h>
 
-#include "cli/command_line/options.h"
-#include "cli/command_line/program.h"
-#include "cli/world.h"
-#include "core/error.h"
-#include "core/fault.h"
-#include "core/host.h"
-#include "core/log.h"
-#include "kernels/common/cpu/instruction_set.h"
+#include <cstdio>
 
-namespace halflife::cli {
-namespace {
+#include "cli/engine.h"
 
-ExitCode Run(std::monostate) { HL_FAIL(ExitCode::kInternal, "no subcommand was chosen"); }
-
-int Main(int argc, char** argv) {
-  const LauncherEvidence evidence = ReadLauncherEvidence();
-  log::Init({.rank = evidence.rank, .world_size = evidence.world_size});
-  try {
-    Request request;
-    if (const auto code = ParseCommandLine(argc, argv, request))
-      return static_cast<int>(EndOutput(*code));
-    kernels::cpu::UseInstructionSetOfEnvironment();
-    const char* fault_spec = std::getenv("HL_FAULT");
-    fault::Arm(fault_spec == nullptr ? "" : fault_spec, evidence.rank);
-    const ExitCode code = std::visit([](const auto& options) { return Run(options); }, request);
-    return static_cast<int>(EndOutput(code));
-  } catch (...) {
-    const Failure failure = DescribeFailure(std::current_exception());
-    LetRankZeroReport(evidence.rank, failure.code);
-    HL_ERROR("halflife", failure.text);
-    return static_cast<int>(failure.code);
-  }
+int main(int argc, char** argv) {
+  const int code = halflife::cli::RunEngine(argc, argv);
+  std::fflush(nullptr);
+  // Without the destructors of static objects: LibTorch's take 0.2 s to unregister its operators.
+  ::_exit(code);
 }
-
-}  // namespace
-}  // namespace halflife::cli
-
-int main(int argc, char** argv) { return halflife::cli::Main(argc, argv); }

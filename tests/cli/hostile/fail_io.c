@@ -93,6 +93,12 @@ __attribute__((destructor)) static void End(void) {
   }
   Log(strcat(text, "\n"));
 }
+// halflife-engine ends with _exit, which does not call End.
+__attribute__((noreturn)) void _exit(int code) {
+  End();
+  REAL(_exit)(code);
+  __builtin_unreachable();
+}
 
 static int IsOurFd(int fd) { return fd >= 0 && fd < kMaxFds && ours[fd]; }
 static int IsOurPath(int folder, const char* path) {
