@@ -6,13 +6,11 @@ imported and scored, and the scores are compared with a forward in fp64.
             self.check(weights, config, layout="d2d", log_probs=lambda ids: ...)
 """
 
-import contextlib
 import json
 import pathlib
-import subprocess
 import sys
-import tempfile
-import unittest
+
+from engine import EngineTest, halflife
 
 try:
     import torch
@@ -56,30 +54,7 @@ def sequences(lengths=LENGTHS, vocab=VOCAB):
     return [torch.randint(0, vocab, (n,), generator=generator).tolist() for n in lengths]
 
 
-class AuthorsTest(unittest.TestCase):
-    program = ""
-
-    def setUp(self):
-        self._holder = tempfile.TemporaryDirectory(prefix="halflife_authors_")
-        self.dir = pathlib.Path(self._holder.name)
-
-    def tearDown(self):
-        self._holder.cleanup()
-
-    @contextlib.contextmanager
-    def fresh(self, name):
-        """Runs a sub-test with an empty folder."""
-        with self.subTest(name):
-            self.tearDown()
-            self.setUp()
-            yield
-
-    def halflife(self, *arguments, code=0):
-        done = subprocess.run([self.program, *map(str, arguments)], capture_output=True, text=True,
-                              check=False)
-        self.assertEqual(done.returncode, code, f"{arguments}: {done.stdout}{done.stderr}")
-        return done.stdout + done.stderr
-
+class AuthorsTest(EngineTest):
     def make_folder(self, weights, config):
         folder = self.dir / "original"
         folder.mkdir()
@@ -89,12 +64,12 @@ class AuthorsTest(unittest.TestCase):
 
     def import_folder(self, weights, config, layout, code=0):
         folder = self.make_folder(weights, config)
-        return self.halflife("import", "--from", folder, "--layout", layout, "--out", self.dir / "run",
+        return halflife("import", "--from", folder, "--layout", layout, "--out", self.dir / "run",
                              code=code)
 
     def score(self, model, ids, *more):
         (self.dir / "ids.json").write_text(json.dumps(ids))
-        self.halflife("score", "--model", model, "--tokens", self.dir / "ids.json", "--out",
+        halflife("score", "--model", model, "--tokens", self.dir / "ids.json", "--out",
                       self.dir / "scores.jsonl", "--threads", 1, *more)
         lines = (self.dir / "scores.jsonl").read_text().splitlines()
         return [torch.tensor(json.loads(line)["logprobs"], dtype=torch.float64) for line in lines]
@@ -123,8 +98,3 @@ class AuthorsTest(unittest.TestCase):
         wide = {name: tensor.double() for name, tensor in weights.items()}
         ids = sequences(lengths)
         self.check_scores(self.dir / "run", ids, [log_probs(wide, sequence) for sequence in ids])
-
-
-def main():
-    AuthorsTest.program = sys.argv.pop(1)
-    unittest.main()

@@ -2,12 +2,14 @@
 """Tests halflife import --layout gau_alpha with encoders that have their authors' tensor names. Their scores,
 with one token masked at a time, must equal a forward in fp64, which rotates pairs of neighbouring channels.
 
-    .venv-compare/bin/python tests/interop/authors_gau_test.py build/cpu/src/cli/halflife
+    .venv-compare/bin/python tests/interop/authors_gau_test.py build/cpu/tests/interop/engine_server
 """
 
 import math
 
-from authors_fixture import DIM, LAYERS, VOCAB, AuthorsTest, linear, main, random_weights
+import engine
+from authors_fixture import DIM, LAYERS, VOCAB, AuthorsTest, linear, random_weights
+from engine import halflife
 import torch
 
 WIDTH, KEY_DIM, MASK = 40, 12, 3
@@ -106,9 +108,9 @@ class GauAlpha(AuthorsTest):
 
     def test_generate_refuses_an_encoder(self):
         self.import_folder(random_weights(shapes_of(bias=False)), config_of(), "gau_alpha")
-        output = self.halflife("generate", "--model", self.dir / "run", "--prompt", "a", code=2)
+        output = halflife("generate", "--model", self.dir / "run", "--prompt", "a", code=2)
         self.assertIn("masked_token", output)
 
 
 if __name__ == "__main__":
-    main()
+    engine.main()

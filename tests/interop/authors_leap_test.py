@@ -2,10 +2,11 @@
 """Tests halflife import --layout leap and fastformer. The scores of checkpoints with their authors' tensor
 names must equal a forward in fp64, which computes the sum of each token's window directly.
 
-    .venv-compare/bin/python tests/interop/authors_leap_test.py build/cpu/src/cli/halflife
+    .venv-compare/bin/python tests/interop/authors_leap_test.py build/cpu/tests/interop/engine_server
 """
 
-from authors_fixture import (DIM, HEADS, POSITIONS, VOCAB, AuthorsTest, layer_norm, linear, main,
+import engine
+from authors_fixture import (DIM, HEADS, POSITIONS, VOCAB, AuthorsTest, layer_norm, linear,
                              next_token_log_probs, random_weights)
 import torch
 import torch.nn.functional as F
@@ -240,4 +241,4 @@ class AuthorsLeap(AuthorsTest):
 
 
 if __name__ == "__main__":
-    main()
+    engine.main()

@@ -2,11 +2,13 @@
 """Tests halflife import --layout d2d and d2d_ape. The scores of checkpoints with their authors' tensor names
 must equal a forward in fp64.
 
-    .venv-compare/bin/python tests/interop/authors_models_test.py build/cpu/src/cli/halflife
+    .venv-compare/bin/python tests/interop/authors_models_test.py build/cpu/tests/interop/engine_server
 """
 
+import engine
 from authors_fixture import (DIM, HEADS, LAYERS, POSITIONS, VOCAB, WIDTH, AuthorsTest, layer_norm, linear,
-                             main, next_token_log_probs, random_weights)
+                             next_token_log_probs, random_weights)
+from engine import halflife
 import torch
 import torch.nn.functional as F
 
@@ -176,10 +178,10 @@ class AuthorsModels(AuthorsTest):
                                   d2d_config("LinearExpWithVanillaAPELMHeadModel"))
         for layout, known, code in (("d2d", "EluWithD2D", 3), ("d3d", "d2d_ape", 2),
                                     ("d2d", "do not rename it: the weights would be read as another", 3)):
-            output = self.halflife("import", "--from", folder, "--layout", layout, "--out", self.dir / "run",
+            output = halflife("import", "--from", folder, "--layout", layout, "--out", self.dir / "run",
                                    code=code)
             self.assertIn(known, output)
 
 
 if __name__ == "__main__":
-    main()
+    engine.main()

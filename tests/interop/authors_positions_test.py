@@ -3,17 +3,18 @@
 dense scores from the definition: at the training length and beyond it, in whole rows and in pieces with a
 carried state.
 
-    .venv-compare/bin/python tests/interop/authors_positions_test.py build/cpu/src/cli/halflife
+    .venv-compare/bin/python tests/interop/authors_positions_test.py build/cpu/tests/interop/engine_server
 """
 
 import dataclasses
 import math
 import pathlib
-import subprocess
 import tempfile
 from typing import Callable
 
-from authors_fixture import DIM, LAYERS, WIDTH, AuthorsTest, linear, main, sequences
+import engine
+from authors_fixture import DIM, LAYERS, WIDTH, AuthorsTest, linear, sequences
+from engine import halflife
 import torch
 import torch.nn.functional as F
 
@@ -300,9 +301,8 @@ class Positions(AuthorsTest):
         for name in ("train", "validation"):
             (folder / f"{name}.txt").write_text(f"{name}: a few words that are met again. " * 10)
         cls.data = folder / "data"
-        subprocess.run([cls.program, "prepare", "--input", folder / "train.txt", "--validation-input",
-                        folder / "validation.txt", "--tokenizer", "bytes", "--out", cls.data],
-                       capture_output=True, check=True)
+        halflife("prepare", "--input", folder / "train.txt", "--validation-input", folder / "validation.txt",
+                 "--tokenizer", "bytes", "--out", cls.data)
 
     @classmethod
     def tearDownClass(cls):
@@ -314,7 +314,7 @@ class Positions(AuthorsTest):
         recipe.write_text(RECIPE.format(
             trained=TRAINED, data=self.data, dim=DIM, layers=LAYERS, heads=method.heads,
             head_dim=HEAD_DIM, width=WIDTH, mixer=method.mixer, model=method.model))
-        self.halflife("train", "--config", recipe, "--run", self.dir / "run")
+        halflife("train", "--config", recipe, "--run", self.dir / "run")
         return self.weights_of(self.dir / "run")
 
     def check_method(self, method):
@@ -333,4 +333,4 @@ for name in METHODS:
     setattr(Positions, "test_" + name, test_of(name))
 
 if __name__ == "__main__":
-    main()
+    engine.main()

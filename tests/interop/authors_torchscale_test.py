@@ -3,13 +3,14 @@
 names of torchscale's classes must equal a forward in fp64, which rotates pairs of neighbouring channels.
 Retention is tested in its parallel and its recurrent form.
 
-    .venv-compare/bin/python tests/interop/authors_torchscale_test.py build/cpu/src/cli/halflife
+    .venv-compare/bin/python tests/interop/authors_torchscale_test.py build/cpu/tests/interop/engine_server
 """
 
 import math
 
+import engine
 from authors_fixture import (DIM, HEADS, LAYERS, POSITIONS, VOCAB, WIDTH, AuthorsTest, layer_norm, linear,
-                             main, next_token_log_probs, random_weights)
+                             next_token_log_probs, random_weights)
 import torch
 import torch.nn.functional as F
 
@@ -465,4 +466,4 @@ class RetNet(AuthorsTest):
 
 
 if __name__ == "__main__":
-    main()
+    engine.main()

@@ -2,12 +2,13 @@
 """Tests halflife import --layout zoology. The scores of small models of associative recall with their
 authors' tensor names must equal a forward in fp64.
 
-    .venv-compare/bin/python tests/interop/authors_zoology_test.py build/cpu/src/cli/halflife
+    .venv-compare/bin/python tests/interop/authors_zoology_test.py build/cpu/tests/interop/engine_server
 """
 
 import math
 
-from authors_fixture import (DIM, POSITIONS, VOCAB, AuthorsTest, layer_norm, linear, main,
+import engine
+from authors_fixture import (DIM, POSITIONS, VOCAB, AuthorsTest, layer_norm, linear,
                              next_token_log_probs, random_weights)
 import torch
 import torch.nn.functional as F
@@ -431,4 +432,4 @@ class AuthorsZoology(AuthorsTest):
 
 
 if __name__ == "__main__":
-    main()
+    engine.main()

@@ -1,13 +1,11 @@
 """What the tests of Hugging Face folders share: running halflife, scores, and a base class that checks a
 folder by importing and exporting it."""
 
-import contextlib
 import json
 import pathlib
-import subprocess
 import sys
-import tempfile
-import unittest
+
+from engine import EngineTest, halflife
 
 try:
     import torch
@@ -17,7 +15,6 @@ except ImportError as error:
     print(f"SKIPPED: {pathlib.Path(sys.argv[0]).stem}: {error} (launch/setup --tests)")
     sys.exit(77)
 
-HALFLIFE = ""
 # Both sides compute two or three layers in fp32. The difference is the rounding of logits of order 10
 # and of sums over 200 tokens.
 TOLERANCE = 2e-4
@@ -39,12 +36,6 @@ ROPE_SCALINGS = {
     "yarn_with_mscales": {"rope_type": "yarn", "factor": 4.0, "mscale": 2.0, "mscale_all_dim": 0.5,
                           "original_max_position_embeddings": 64},
 }
-
-
-def halflife(*arguments, code=0):
-    done = subprocess.run([HALFLIFE, *map(str, arguments)], capture_output=True, text=True, check=False)
-    assert done.returncode == code, f"{arguments}: exit {done.returncode}\n{done.stdout}{done.stderr}"
-    return done.stdout + done.stderr
 
 
 def sequences():
@@ -90,22 +81,7 @@ def change_weights(folder, change):
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-class FolderChecks(unittest.TestCase):
-    def setUp(self):
-        self._holder = tempfile.TemporaryDirectory(prefix="halflife_hf_")
-        self.dir = pathlib.Path(self._holder.name)
-
-    def tearDown(self):
-        self._holder.cleanup()
-
-    @contextlib.contextmanager
-    def fresh(self, name):
-        """Runs a sub-test with an empty folder."""
-        with self.subTest(name):
-            self.tearDown()
-            self.setUp()
-            yield
-
+class FolderChecks(EngineTest):
     def check_round_trips(self, folder, want, *export_options):
         """Imports and exports the folder twice. All scores must be equal, and both exported folders must
         have the same bytes."""
@@ -172,10 +148,3 @@ class FolderChecks(unittest.TestCase):
                 logits = model(torch.tensor([ids]), **options).logits[0].double()
             rows.append(logits.log_softmax(-1)[:-1].gather(1, torch.tensor(ids)[1:, None])[:, 0])
         return rows
-
-
-def main():
-    """Runs the tests of the program. Its first argument is the path of halflife."""
-    global HALFLIFE
-    HALFLIFE = sys.argv.pop(1)
-    unittest.main()

@@ -2,12 +2,13 @@
 """Tests that halflife import, score and export agree with transformers for hybrids of Gated DeltaNet and
 softmax attention: Qwen3.5, Qwen3-Next without experts, OLMo Hybrid.
 
-    .venv-compare/bin/python tests/interop/hf_delta_hybrids_test.py build/cpu/src/cli/halflife
+    .venv-compare/bin/python tests/interop/hf_delta_hybrids_test.py build/cpu/tests/interop/engine_server
 """
 
 import json
 import random
 
+import engine
 import folder_checks as shared
 import torch
 from safetensors.torch import save_file
@@ -191,7 +192,7 @@ class DeltaHybrids(shared.FolderChecks):
         self.assertEqual(back.config.model_type, "qwen3_5_text")
         self.assertLess(shared.max_difference(self.log_probs_of(back), want), shared.TOLERANCE)
         shared.change_config(folder, lambda config: config.pop("text_config"))
-        output = shared.halflife("import", "--from", folder, "--out", self.dir / "run3", code=3)
+        output = engine.halflife("import", "--from", folder, "--out", self.dir / "run3", code=3)
         self.assertIn("config.json has no text_config, the object with the sizes of a qwen3_5 model. Add", output)
 
     def test_a_folder_that_transformers_saved(self):
@@ -206,11 +207,11 @@ class DeltaHybrids(shared.FolderChecks):
         for i, source in enumerate((folder, saved)):
             self.assertLess(shared.max_difference(shared.score(source, shared.sequences(), self.dir), want),
                             shared.TOLERANCE)
-            shared.halflife("import", "--from", source, "--out", self.dir / f"run{i}")
-            shared.halflife("export", "--run", self.dir / f"run{i}", "--out", self.dir / f"exported{i}")
+            engine.halflife("import", "--from", source, "--out", self.dir / f"run{i}")
+            engine.halflife("export", "--run", self.dir / f"run{i}", "--out", self.dir / f"exported{i}")
         self.assertEqual(*(shared.files_of(self.dir / f"exported{i}") for i in range(2)))
         shared.change_weights(saved, lambda weights: weights.pop("model.layers.0.linear_attn.k_conv1d.weight"))
-        output = shared.halflife("import", "--from", saved, "--out", self.dir / "run", code=3)
+        output = engine.halflife("import", "--from", saved, "--out", self.dir / "run", code=3)
         self.assertIn("missing: model.layers.0.linear_attn.k_conv1d.weight", output)
 
     def test_folders_that_are_refused(self):
@@ -237,7 +238,7 @@ class DeltaHybrids(shared.FolderChecks):
             with self.fresh(message):
                 folder, _ = self.make_folder(model_type, config)
                 shared.change_config(folder, lambda written: written.update(change))
-                output = shared.halflife("import", "--from", folder, "--out", self.dir / "run", code=3)
+                output = engine.halflife("import", "--from", folder, "--out", self.dir / "run", code=3)
                 self.assertIn(message, output)
 
     def test_layers_with_experts_that_are_all_excluded(self):
@@ -250,8 +251,8 @@ class DeltaHybrids(shared.FolderChecks):
 
     def test_models_that_no_class_expresses(self):
         folder, _ = self.make_folder("olmo_hybrid", OLMO)
-        shared.halflife("import", "--from", folder, "--out", self.dir / "run")
-        output = shared.halflife("export", "--run", self.dir / "run", "--out", self.dir / "exported",
+        engine.halflife("import", "--from", folder, "--out", self.dir / "run")
+        output = engine.halflife("export", "--run", self.dir / "run", "--out", self.dir / "exported",
                                "--model-type", "qwen3_5_text", code=2)
         for line in ("the norm is not zero_centered", "hybrid layers have a block of their own",
                      "allow_neg_eigval is true. Only false is supported.",
@@ -263,8 +264,8 @@ class DeltaHybrids(shared.FolderChecks):
         for name, warned in (("plain", False), ("other_layers", True)):
             with self.fresh(name):
                 folder, _ = self.make_folder("qwen3_5_text", QWEN | QWEN_VARIANTS[name])
-                shared.halflife("import", "--from", folder, "--out", self.dir / "run")
-                output = shared.halflife("export", "--run", self.dir / "run", "--out", self.dir / "exported")
+                engine.halflife("import", "--from", folder, "--out", self.dir / "run")
+                output = engine.halflife("export", "--run", self.dir / "run", "--out", self.dir / "exported")
                 self.assertEqual("SGLang reads only full_attention_interval" in output, warned)
 
     def test_tokenizers(self):
@@ -274,11 +275,11 @@ class DeltaHybrids(shared.FolderChecks):
                 folder, _ = self.make_folder(model_type, config | {"vocab_size": 259})
                 (folder / "tokenizer_config.json").write_text(
                     json.dumps({"tokenizer_class": "ByT5Tokenizer", "extra_ids": 0}))
-                shared.halflife("import", "--from", folder, "--out", self.dir / "run")
-                shared.halflife("export", "--run", self.dir / "run", "--out", self.dir / "exported")
+                engine.halflife("import", "--from", folder, "--out", self.dir / "run")
+                engine.halflife("export", "--run", self.dir / "run", "--out", self.dir / "exported")
                 theirs = AutoTokenizer.from_pretrained(self.dir / "exported")
                 self.assertEqual(theirs("a\n", add_special_tokens=False).input_ids, [ord("a") + 3, 13])
 
 
 if __name__ == "__main__":
-    shared.main()
+    engine.main()

@@ -2,11 +2,12 @@
 """Tests that halflife import, score and export agree with transformers for hybrids of Mamba-2 and softmax
 attention.
 
-    .venv-compare/bin/python tests/interop/hf_hybrids_test.py build/cpu/src/cli/halflife
+    .venv-compare/bin/python tests/interop/hf_hybrids_test.py build/cpu/tests/interop/engine_server
 """
 
 import random
 
+import engine
 import folder_checks as shared
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -127,7 +128,7 @@ class Hybrids(shared.FolderChecks):
 
     def refused(self, folder, **changes):
         shared.change_config(folder, lambda config: config.update(changes))
-        return shared.halflife("import", "--from", folder, "--out", self.dir / "refused", code=3)
+        return engine.halflife("import", "--from", folder, "--out", self.dir / "refused", code=3)
 
     def test_nemotron_h(self):
         self.check_variants(NEMOTRON, NEMOTRON_VARIANTS, ("layers_block_type", "time_step_min"))
@@ -153,13 +154,13 @@ class Hybrids(shared.FolderChecks):
 
     def test_the_lower_limit_of_nemotron_h(self):
         folder, _ = self.make_folder(**NEMOTRON, hybrid_override_pattern="M-")
-        output = shared.halflife("import", "--from", folder, "--out", self.dir / "run")
+        output = engine.halflife("import", "--from", folder, "--out", self.dir / "run")
         self.assertIn("time_step_min is 0.001. transformers and halflife limit the step sizes", output)
-        output = shared.halflife("export", "--run", self.dir / "run", "--out", self.dir / "out",
+        output = engine.halflife("export", "--run", self.dir / "run", "--out", self.dir / "out",
                                "--model-type", "nemotron_h")
         self.assertIn("dt_limit_min is 0.001 and dt_limit_max is inf.", output)
         shared.change_config(folder, lambda config: config.update(time_step_min=0.0))
-        output = shared.halflife("import", "--from", folder, "--out", self.dir / "unlimited")
+        output = engine.halflife("import", "--from", folder, "--out", self.dir / "unlimited")
         self.assertNotIn("time_step_min", output)
 
     def test_nemotron_h_that_is_refused(self):
@@ -275,4 +276,4 @@ class Hybrids(shared.FolderChecks):
 
 
 if __name__ == "__main__":
-    shared.main()
+    engine.main()

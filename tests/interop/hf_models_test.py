@@ -2,20 +2,20 @@
 """Tests that halflife import, score and export agree with the Llama, GPT-2, Mamba, Mamba-2, RWKV-4 and
 Kimi Linear of transformers, and with reference_models.py.
 
-    .venv-compare/bin/python tests/interop/hf_models_test.py build/cpu/src/cli/halflife
+    .venv-compare/bin/python tests/interop/hf_models_test.py build/cpu/tests/interop/engine_server
 """
 
 import json
 import pathlib
-import subprocess
 
-import folder_checks
+import engine
 import reference_models
 import reference_rwkv7
 import texts
 import torch
-from folder_checks import (ROPE_SCALINGS, TOLERANCE, VOCAB, FolderChecks, change_config, change_weights,
-                           files_of, halflife, max_difference, score, sequences, shapes_of)
+from engine import halflife
+from folder_checks import (ROPE_SCALINGS, TOLERANCE, VOCAB, FolderChecks, change_config, change_weights, files_of,
+                           max_difference, score, sequences, shapes_of)
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (AutoConfig, AutoModelForCausalLM, AutoTokenizer, ByT5Tokenizer, GenerationConfig,
@@ -324,9 +324,9 @@ class HfModels(FolderChecks):
                 want = bytes(token - 3 for token in ids if token >= 3)
                 halflife("import", "--from", folder, "--out", self.dir / "run")
                 for source in (folder, self.dir / "run"):
-                    done = subprocess.run(
-                        [folder_checks.HALFLIFE, "generate", "--model", source, "--prompt", prompt, "--max-tokens",
-                         str(count), "--temperature", "0", "--ignore-eos"], capture_output=True, check=True)
+                    done = engine.run("generate", "--model", source, "--prompt", prompt.decode(),
+                                      "--max-tokens", count, "--temperature", 0, "--ignore-eos")
+                    self.assertEqual(done.returncode, 0, done.stderr)
                     self.assertEqual(done.stdout.rstrip(b"\n"), want.rstrip(b"\n"))
 
     def test_layer_types_of_qwen_without_a_window_are_refused(self):
@@ -844,4 +844,4 @@ class HfModels(FolderChecks):
 
 
 if __name__ == "__main__":
-    folder_checks.main()
+    engine.main()
