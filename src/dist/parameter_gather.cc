@@ -54,6 +54,11 @@ void ParameterGather::Start(cudaStream_t consumer) {
   started_ = true;
 }
 
+void ParameterGather::StartAll(cudaStream_t consumer) {
+  started_ = false;
+  Start(consumer);
+}
+
 void ParameterGather::IssueInReplicas(const std::vector<int>& buckets) {
   const auto issue = [&] {
     for (const int index : buckets) {

@@ -44,10 +44,12 @@ class ParameterGather {
                   std::vector<GatheredArray> arrays,
                   const std::vector<std::vector<int>>& params_of_layer, int prefetch = kPrefetch);
 
-  // This rank's slices have changed, so every bucket must be gathered before it is read. Frozen
-  // buckets change only before the first call. Sends nothing. `consumer`: the stream that has
-  // updated the slices and will read the parameters; null on the CPU.
+  // This rank's slices have changed, so every bucket must be gathered before it is read, except
+  // frozen buckets after the first call. Sends nothing. `consumer`: the stream that has updated the
+  // slices and will read the parameters; null on the CPU.
   void Start(cudaStream_t consumer);
+  // As Start, after a load that has changed frozen buckets too.
+  void StartAll(cudaStream_t consumer);
   // Waits for the buckets of a layer, the index of `params_of_layer`, and issues those of the next
   // layers. On a GPU, only the stream `consumer` waits. All ranks await the same layers in the same
   // order.

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <numeric>
+#include <utility>
 
 #include "dist/local_communicator.h"
 #include "dist/mesh.h"
@@ -109,6 +110,37 @@ TEST(ParameterGather, IssuesFewLayersAhead) {
     gather.AwaitAll();
     EXPECT_EQ(rehearsal.operations().size(), layout.buckets().size());
   }
+}
+
+// Frozen buckets do not change during training, but a load of an older checkpoint may change them.
+TEST(ParameterGather, GathersFrozenBucketsOnceAndAfterALoad) {
+  LayoutConfig config = {.first_bucket_bytes = 256, .bucket_bytes = 256, .num_slices = 4};
+  config.frozen.assign(kParams, false);
+  config.frozen[3] = config.frozen[5] = true;
+  const ParameterLayout layout(Specs(), config);
+  const auto num_buckets = std::ssize(layout.buckets());
+  const auto num_frozen = std::ranges::count(layout.buckets(), true, &Bucket::frozen);
+  ASSERT_GT(num_frozen, 0);
+  std::vector<float> weights(layout.num_elements());
+  Rehearsal rehearsal;
+  const auto world = rehearsal.MakeGroup(0, 4, "world");
+  ParameterGather gather(layout, *world,
+                         {{.begin = 0,
+                           .end = layout.num_elements(),
+                           .data = Ref(weights.data(), layout.num_elements())}},
+                         Layers());
+  int64_t before = 0;
+  const auto issued = [&] {
+    gather.AwaitAll();
+    const int64_t now = std::ssize(rehearsal.operations());
+    return now - std::exchange(before, now);
+  };
+  gather.Start(nullptr);
+  EXPECT_EQ(issued(), num_buckets);
+  gather.Start(nullptr);
+  EXPECT_EQ(issued(), num_buckets - num_frozen);
+  gather.StartAll(nullptr);
+  EXPECT_EQ(issued(), num_buckets);
 }
 
 }  // namespace

@@ -117,7 +117,8 @@ void StepRunner::ShareParameters() {
   float8_.Invalidate();
   lora_is_stale_ = true;
   if (!gather_) return;
-  StartGather();
+  gather_->StartAll(ops::CurrentStream(device_));
+  if (units_) units_->Invalidate();
   gather_->AwaitAll();
 }
 
