@@ -60,11 +60,21 @@ std::string FirstFailure(const std::vector<std::string>& outcomes) {
   return first->substr(0, (*first)[0] == kDamaged ? 1 : 2) + text;
 }
 
+// Rank 0 may delete large folders, which some disks do slowly. A save has as much time.
+constexpr double kRankZeroSeconds = 3600;
+
+void WaitForRankZero(dist::Work& work) {
+  const Stopwatch stopwatch;
+  while (!work.Done() && stopwatch.Seconds() < kRankZeroSeconds)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  work.WaitHost();
+}
+
 }  // namespace
 
 std::string OnRankZero(dist::Communicator& comm, dist::OpTag tag, const ByteAction& action) {
-  const std::string outcome =
-      dist::BroadcastBytes(comm, comm.rank() == 0 ? Run(action) : std::string(), 0, tag);
+  const std::string outcome = dist::BroadcastBytes(
+      comm, comm.rank() == 0 ? Run(action) : std::string(), 0, tag, WaitForRankZero);
   if (!Good(outcome)) Throw(outcome, Message(outcome));
   return outcome.substr(1);
 }

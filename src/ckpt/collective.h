@@ -17,7 +17,7 @@ namespace halflife::ckpt {
 using ByteAction = std::function<std::string()>;
 
 // Runs `action` on rank 0. Every rank returns its result, or throws its error with the same type
-// and exit code.
+// and exit code. The other ranks wait an hour, and then as long as for any collective.
 std::string OnRankZero(dist::Communicator& comm, dist::OpTag tag, const ByteAction& action);
 
 // Makes the result of all ranks from the results of each, by rank.

@@ -85,7 +85,8 @@ class SaveSession {
   void WriteOwnPart(Vote* vote);
   void CheckInTime(const std::vector<Vote>& votes) const;
   void Assemble(const std::vector<Vote>& votes, const std::vector<std::string>& hosts);
-  void MakeWay() const;
+  void MakeWay();
+  void PutBack() const noexcept;
   void CancelAttempt() const noexcept;
   void CheckOwnSample() const;
   void WithdrawStep() const noexcept;
@@ -102,6 +103,7 @@ class SaveSession {
   const fs::path final_path_;
   std::string attempt_;
   fs::path temporary_;
+  fs::path replaced_;  // the earlier step of this number, in the trash; on rank 0
   Manifest own_part_;
   Manifest manifest_;  // of the whole step; on rank 0
   std::string hash_;   // of the bytes of manifest.pb
@@ -254,7 +256,10 @@ void SaveSession::SealAndPublish() {
       std::error_code ignored;
       const bool renamed = !fs::exists(temporary_, ignored);
       CancelAttempt();
-      if (!renamed) throw;
+      if (!renamed) {
+        PutBack();
+        throw;
+      }
       throw Error(error.code(), error.place(),
                   Concat("step ", state_.step, " is visible but unconfirmed, no older step is ",
                          "deleted: ", error.message()));
@@ -268,10 +273,20 @@ void SaveSession::SealAndPublish() {
 // Removes the steps that this one replaces before it is published. After a crash in between, the
 // run resumes from an older step of this branch, never from a step of the abandoned branch. Newer
 // steps exist here only if nothing was loaded, because a load renames them.
-void SaveSession::MakeWay() const {
+void SaveSession::MakeWay() {
   SetNewerAside(dir_, state_.step);
   for (const StepDir& step : ListPublished(dir_)) {
-    if (step.step == state_.step) MoveToTrash(dir_, step.path);
+    if (step.step == state_.step) replaced_ = MoveToTrash(dir_, step.path);
+  }
+}
+
+// Publishes the replaced step again if the new one could not be published.
+void SaveSession::PutBack() const noexcept {
+  try {
+    if (!replaced_.empty()) RestoreFromTrash(replaced_, final_path_);
+  } catch (const std::exception& error) {
+    HL_ERROR("ckpt", "could not rename ", replaced_.string(), " to ", final_path_.string(),
+             ". Do it by hand before the run continues: ", error.what());
   }
 }
 
@@ -318,6 +333,7 @@ void SaveSession::CheckOwnSample() const {
 void SaveSession::WithdrawStep() const noexcept {
   try {
     SetAside(final_path_, "bad");
+    PutBack();
     fs::remove(dir_ / "LATEST");  // only a hint: the next load or save writes it again
   } catch (const std::exception& error) {
     HL_ERROR("ckpt", "could not rename ", final_path_.string(), " to .bad: ", error.what());

@@ -177,6 +177,11 @@ fs::path MoveToTrash(const fs::path& ckpt_dir, const fs::path& victim) {
   return to;
 }
 
+void RestoreFromTrash(const fs::path& trashed, const fs::path& step_dir) {
+  RenameDurably(trashed, step_dir);
+  FsyncDirectory(step_dir.parent_path(), ExitCode::kCheckpointIo);
+}
+
 void EmptyTrash(const fs::path& ckpt_dir) noexcept {
   const fs::path trash = ckpt_dir / ".trash";
   try {

@@ -60,6 +60,8 @@ void SetNewerAside(const std::filesystem::path& ckpt_dir, uint64_t step);
 // Does the same with every published step, for a run that continues from `step_dir` in another
 // folder. LATEST is not changed: from it, the launchers see whether such a run has saved a step.
 void SetAllAside(const std::filesystem::path& ckpt_dir, const std::filesystem::path& step_dir);
+// Durably renames a path in .trash, which MoveToTrash has returned, back to `step_dir`.
+void RestoreFromTrash(const std::filesystem::path& trashed, const std::filesystem::path& step_dir);
 // Durably renames the path into .trash. Returns the new path.
 std::filesystem::path MoveToTrash(const std::filesystem::path& ckpt_dir,
                                   const std::filesystem::path& victim);

@@ -131,19 +131,21 @@ TEST(LateDiskErrorTest, AfterTheRenameTheStepIsVisibleAndUnconfirmed) {
 
 TEST(LateDiskErrorTest, AStepThatIsSavedAgainInVainStays) {
   if (!fault::CompiledIn()) GTEST_SKIP() << "this build has no fault points";
-  const TempDir run;
-  for (const uint64_t step : {10, 20}) SaveStep(run.path(), {.step = step}, SmallSpecs());
-  fault::Arm("ckpt.p3.manifest:eio:1", 0);
-  try {
-    SaveStep(run.path(), {.world = 2, .step = 20}, SmallSpecs());
-    ADD_FAILURE() << "the save passed its fault point";
-  } catch (const Error& error) {
-    EXPECT_THAT(error.message(), StartsWith("injected at ckpt.p3.manifest"));
+  for (const std::string point : {"ckpt.p3.manifest", "ckpt.p4.rename"}) {
+    const TempDir run;
+    for (const uint64_t step : {10, 20}) SaveStep(run.path(), {.step = step}, SmallSpecs());
+    fault::Arm(point + ":eio:1", 0);
+    try {
+      SaveStep(run.path(), {.world = 2, .step = 20}, SmallSpecs());
+      ADD_FAILURE() << "the save passed " << point;
+    } catch (const Error& error) {
+      EXPECT_THAT(error.message(), StartsWith("injected at " + point));
+    }
+    fault::Arm("", 0);
+    const auto report = LoadStep(run.path(), 1, SmallSpecs());
+    EXPECT_EQ(report->state.step, 20u) << point;
+    EXPECT_EQ(report->state.mesh.world, 1) << point;  // The mesh of the first save.
   }
-  fault::Arm("", 0);
-  const auto report = LoadStep(run.path(), 1, SmallSpecs());
-  EXPECT_EQ(report->state.step, 20u);
-  EXPECT_EQ(report->state.mesh.world, 1);  // The mesh of the first save.
 }
 
 TEST(LateDiskErrorTest, AFailingDeletionIsTriedAgain) {
