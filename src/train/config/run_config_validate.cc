@@ -103,9 +103,11 @@ void CheckSchedule(const RunConfig& c, Problems& problems) {
   problems.Require(schedule.decay_steps >= 0, "schedule.decay_steps", schedule.decay_steps,
                    "a number >= 0");
   problems.OneOf("schedule.decay_shape", schedule.decay_shape, {"linear", "sqrt"});
-  problems.Require(schedule.decay_shape == "linear" || schedule.kind == "wsd",
-                   "schedule.decay_shape", schedule.decay_shape,
-                   "linear, or schedule.kind wsd, which has a final decay");
+  // A run of kind wsd that goes on with a constant rate may keep its shape.
+  problems.Require(
+      schedule.decay_shape == "linear" || schedule.kind == "wsd" || schedule.kind == "constant",
+      "schedule.decay_shape", schedule.decay_shape,
+      "linear, or schedule.kind wsd, which has a final decay");
   problems.Require(!schedule.per_epoch || c.train.max_epochs > 0, "schedule.per_epoch", "true",
                    "false, or set train.max_epochs, the number of epochs of the schedule");
   problems.Require(!schedule.per_epoch || schedule.warmup_steps == 0, "schedule.warmup_steps",

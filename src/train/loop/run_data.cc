@@ -35,6 +35,32 @@ void RequireSameVocabulary(const data::Dataset& other, const std::string& field,
   data::RequireSameTokens(other, *training.LoadTokenizer(), where);
 }
 
+// Throws an error if both datasets have classes and number them differently. With the same number
+// of classes in another order, losses would be wrong without any other error.
+void RequireSameClasses(const data::Dataset& other, const std::string& field,
+                        const data::Dataset& training) {
+  const std::vector<std::string>&own = training.info().classes, &given = other.info().classes;
+  HL_CHECK_AS(ExitCode::kUsage, own.empty() || given.empty() || own == given, field,
+              ": the training data ", training.folder().string(), " numbers the classes ",
+              Join(own, ", "), ", and ", other.folder().string(), " numbers ", Join(given, ", "),
+              ". Prepare it with --classes ", Join(own, ","), ".");
+}
+
+// Throws an error if a layer supports only one document per row and the rows of a validation set
+// hold several. The same condition as for the training data, in RequireRows.
+void RequireDocuments(const model::LanguageModel& model, const data::TokenView& tokens) {
+  const bool text = tokens.row_len == 0;
+  const bool several = text ? tokens.reset_at_documents : tokens.labels != data::RowLabels::kTask;
+  const std::string layer = model.LayerOfOneDocument();
+  HL_CHECK_AS(ExitCode::kUsage, layer.empty() || !several || tokens.info.num_documents <= 1,
+              "eval.set: ", layer, " mixes whole rows, and rows of ", tokens.name,
+              " are packed with several documents. Use ",
+              text ? "text that is one document (`prepare --documents file`), "
+                     "data.reset_at_documents=false, or "
+                   : "",
+              "a mixer whose state restarts with a document, e.g. gla.");
+}
+
 void RequireVocabulary(const data::Dataset& dataset, const std::string& field,
                        const RunConfig& config, const data::Dataset& training) {
   HL_CHECK_AS(ExitCode::kUsage, dataset.info().vocab_size <= config.model.vocab_size, field,
@@ -43,6 +69,7 @@ void RequireVocabulary(const data::Dataset& dataset, const std::string& field,
               ". Prepare the dataset with the tokenizer of the training data ",
               training.folder().string(), ".");
   RequireSameVocabulary(dataset, field, training);
+  RequireSameClasses(dataset, field, training);
 }
 
 std::string SourceField(const std::string& name) { return Concat("data.source '", name, "'"); }
@@ -124,6 +151,7 @@ void RunData::Require(const RunConfig& config, const model::LanguageModel& model
   const std::string& best = config.ckpt.store.retention.keep_best;
   for (const ValidationSet& set : sets) {
     eval::RequireLabelsOf(model, set.tokens);
+    RequireDocuments(model, set.tokens);
     HL_CHECK_AS(
         ExitCode::kUsage,
         config.train.preference.is_on() || set.tokens.labels != data::RowLabels::kPreferences,

@@ -69,13 +69,14 @@ std::optional<uint64_t> StepToGoBackTo(const std::vector<ckpt::StepDir>& steps,
 
 std::string RollbackWarning(const RunConfig& config) {
   const ckpt::RetentionPolicy& kept = config.ckpt.store.retention;
-  const int64_t steps = kept.keep_last * config.ckpt.every;
+  // The newest checkpoint may be one step old, and the first spike almost a window.
+  const int64_t steps = (kept.keep_last - 1) * config.ckpt.every;
   if (config.train.max_rollbacks == 0 || kept.keep_every > 0 ||
-      steps >= config.train.rollback_window)
+      steps >= config.train.rollback_window - 1)
     return "";
   return Concat("ckpt.keep_last ", kept.keep_last, " and ckpt.every ", config.ckpt.every,
-                " keep checkpoints of the last ", steps, " steps, and train.rollback_window is ",
-                config.train.rollback_window,
+                " keep checkpoints that span ", steps, steps == 1 ? " step" : " steps",
+                ", and train.rollback_window is ", config.train.rollback_window,
                 ": a rollback may find none from before the spikes. Use a larger ckpt.keep_last.");
 }
 
@@ -112,7 +113,8 @@ double LargestLoss(const RunConfig& config, const ckpt::GuardState& guard) {
   return mean + config.train.spike_sigmas * std::sqrt(squares / count);
 }
 
-constexpr char kPatienceBest[] = "patience_best", kPatienceSince[] = "patience_since";
+// The best value is kept per metric, because a resumed run may have another one.
+constexpr char kPatienceBest[] = "patience_best/", kPatienceSince[] = "patience_since";
 
 void NotePatience(const RunConfig& config, std::map<std::string, double>& metrics) {
   if (config.train.patience == 0) return;
@@ -120,9 +122,11 @@ void NotePatience(const RunConfig& config, std::map<std::string, double>& metric
   const auto value = metrics.find(metric);
   HL_CHECK_AS(ExitCode::kUsage, value != metrics.end(), "train.patience: the validation has no ",
               metric, ". Name one of its metrics in ckpt.keep_best.");
-  const auto best = metrics.find(kPatienceBest);
-  const bool better = best == metrics.end() || value->second < best->second;
-  if (better) metrics[kPatienceBest] = value->second;
+  const std::string key = kPatienceBest + metric;
+  const auto best = metrics.find(key);
+  const double loss = value->second;
+  const bool better = !std::isnan(loss) && (best == metrics.end() || loss < best->second);
+  if (better) metrics[key] = loss;
   metrics[kPatienceSince] = better ? 0 : metrics[kPatienceSince] + 1;
 }
 

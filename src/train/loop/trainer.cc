@@ -9,6 +9,7 @@
 
 #include "ckpt/agreement.h"
 #include "ckpt/collective.h"
+#include "ckpt/damage.h"
 #include "ckpt/merged_weights.h"
 #include "ckpt/retention.h"
 #include "ckpt/step_dir.h"
@@ -98,6 +99,11 @@ std::string Verbatim(const std::string& text) {
   return out;
 }
 
+// Whether a field is one of a list, so that a configuration without elements does not have it.
+bool IsOfList(const std::string& field) {
+  return field == "schedule.phase" || field.starts_with("optimizer.group.");
+}
+
 }  // namespace
 
 Trainer::Trainer(RunConfig config, Device device, RunFolder folder, dist::RankContext& context,
@@ -114,6 +120,7 @@ Trainer::Trainer(RunConfig config, Device device, RunFolder folder, dist::RankCo
       waits_(options.count_waits ? std::make_optional<HostWaitReport>() : std::nullopt),
       sample_text_(options.sample_text),
       resumes_newest_(options.resume.mode == ckpt::ResumeMode::kAuto),
+      skips_data_(options.skip_data > 0),
       versions_(VersionsHere()),
       save_policy_(config_.ckpt),
       stop_policy_(config_.train.time_limit_s),
@@ -247,7 +254,7 @@ void Trainer::GatherWholeArrays() {
 }
 
 // Returns the names that a checkpoint can be compared by, without the fields that may differ
-// anyway.
+// anyway, and without those of lists that this configuration does not have.
 std::vector<std::string> Trainer::FieldsToChange(const std::vector<std::string>& names,
                                                  const ckpt::StepState& expected) const {
   const std::vector<std::string> compared = ckpt::ComparedFields(
@@ -256,7 +263,9 @@ std::vector<std::string> Trainer::FieldsToChange(const std::vector<std::string>&
   std::vector<std::string> to_change;
   for (const std::string& name : names) {
     const bool of_model = name.starts_with("model.");  // A checkpoint compares all of them.
-    if (of_model || std::ranges::count(compared, name) > 0 || !fields.contains(name)) {
+    const bool is_compared = std::ranges::count(compared, name) > 0;
+    if (!is_compared && IsOfList(name)) continue;
+    if (of_model || is_compared || !fields.contains(name)) {
       to_change.push_back(name);
     } else if (context_.rank() == 0) {
       HL_INFO("train", "--allow-change ", name, ": this field may differ without it");
@@ -276,7 +285,10 @@ void Trainer::Resume(const TrainOptions& options) {
   }
   allow_change_ = FieldsToChange(options.allow_change, CurrentState(false));
   RequireStepsAreNotEpochs(config_, options.skip_data, 0);  // before newer steps are renamed
-  const auto loaded = Load(options.resume);
+  // After the first attempt that has removed a list, its checkpoints do not have the fields either.
+  const auto loaded = Load(options.resume, [&](const std::string& field) {
+    return IsOfList(field) && std::ranges::count(options.allow_change, field) > 0;
+  });
   HL_CHECK_AS(ExitCode::kUsage, loaded || options.skip_data == 0, "--skip-data ", options.skip_data,
               ": there is no checkpoint from which data could be skipped. Remove the option.");
   if (loaded) {
@@ -356,21 +368,9 @@ void Trainer::RollBack() {
   const uint64_t spike = state_.step, next_data = DataStep();
   const uint32_t rollbacks = state_.guard.rollbacks + 1;
   const uint64_t first_spike = state_.guard.spikes.front();
-  std::string step;
   std::vector<ckpt::StepDir> steps;
-  if (context_.rank() == 0) {
-    steps = ckpt::ListSteps(folder_.path() / "ckpt");
-    if (const auto found = StepToGoBackTo(steps, state_.guard)) step = Concat(*found);
-  }
-  step = dist::BroadcastBytes(context_.control(), step, 0, {"rollback", 0});
-  HL_CHECK_AS(ExitCode::kNonFinite, !step.empty(), "step ", spike,
-              ": the loss is a spike, and the run has no checkpoint to go back to. Use a smaller "
-              "ckpt.every.");
-  // The step may be from before a change that --allow-change has allowed since.
-  const auto loaded =
-      Load({.mode = ckpt::ResumeMode::kStep, .step = std::stoull(step)},
-           [](const std::string& field) { return std::ranges::count(kFixedFields, field) == 0; });
-  state_.parent_step = loaded->state.parent_step;  // It is written again, and not its own parent.
+  const ckpt::LoadReport loaded = LoadBeforeSpikes(steps);
+  state_.parent_step = loaded.state.parent_step;  // It is written again, and not its own parent.
   state_.guard.rollbacks = rollbacks;
   const bool after_spike = state_.step >= first_spike;
   if (after_spike) {  // With the spikes that it has seen, the next one would be enough.
@@ -381,6 +381,7 @@ void Trainer::RollBack() {
   source_->Seek(source_->order().FirstSample(DataStep()));
   target_guard_.emplace(config_, source_->order());
   save_policy_ = SavePolicy(config_.ckpt);
+  save_policy_.NoteSaved(static_cast<int64_t>(state_.step));
   save_policy_.TakeBest(state_.metrics, /*own=*/true);
   runner_->ShareParameters();
   if (context_.rank() == 0) {
@@ -394,7 +395,38 @@ void Trainer::RollBack() {
     OpenMetrics();
   }
   SaveNow(/*must_succeed=*/true, /*final=*/false);
-  if (context_.rank() == 0) ckpt::DeleteSuperseded(folder_.path() / "ckpt", steps);
+  ckpt::OnRankZero(context_.control(), {"rollback_delete", 0}, [&] {
+    ckpt::DeleteSuperseded(folder_.path() / "ckpt", steps);
+    return std::string();
+  });
+}
+
+// Loads the newest checkpoint from before the spikes, or else the oldest one. Damaged ones are
+// renamed to .bad. `steps`: on rank 0, receives the steps of the run.
+ckpt::LoadReport Trainer::LoadBeforeSpikes(std::vector<ckpt::StepDir>& steps) {
+  const std::filesystem::path folder = folder_.path() / "ckpt";
+  for (;;) {
+    const std::string step = ckpt::OnRankZero(context_.control(), {"rollback", 0}, [&] {
+      steps = ckpt::ListSteps(folder);
+      const auto found = StepToGoBackTo(steps, state_.guard);
+      return found ? Concat(*found) : std::string();
+    });
+    HL_CHECK_AS(ExitCode::kNonFinite, !step.empty(), "step ", state_.step,
+                ": the loss is a spike, and the run has no checkpoint to go back to. Use a smaller "
+                "ckpt.every.");
+    try {
+      // The step may be from before a change that --allow-change has allowed since.
+      return *Load(
+          {.mode = ckpt::ResumeMode::kStep, .step = std::stoull(step)},
+          [](const std::string& field) { return std::ranges::count(kFixedFields, field) == 0; });
+    } catch (const ckpt::DamageError&) {  // the same on all ranks
+      ckpt::OnRankZero(context_.control(), {"rollback_bad", 0}, [&] {
+        HL_WARN("train", "step ", step, " is damaged and was renamed to .bad. The run goes back ",
+                "to another step.");
+        return ckpt::SetAside(folder / ckpt::StepName(std::stoull(step)), "bad").string();
+      });
+    }
+  }
 }
 
 void Trainer::Start(const TrainOptions& options) {
@@ -689,6 +721,12 @@ void Trainer::EndSave(bool must_succeed, const std::function<BackgroundSave::Rep
   }
 }
 
+// Returns what the same command must change to continue from the newest step.
+std::string Trainer::WithResumeAuto() const {
+  if (resumes_newest_) return "";
+  return skips_data_ ? " with --resume auto and without --skip-data" : " with --resume auto";
+}
+
 // Returns why a failed save ends the run, and what the user can do.
 std::string Trainer::AfterFailedSave() const {
   const int64_t saved = save_policy_.saved_step();
@@ -703,7 +741,7 @@ std::string Trainer::AfterFailedSave() const {
       "The run stops: with ckpt.on_error 'warn' training goes on after one failed save, but not "
       "after two in a row or a failed last save. Free space on the disk of ",
       (folder_.path() / "ckpt").string(), " or repair it, then start the same command again",
-      resumes_newest_ ? "" : " with --resume auto", ": it continues from ",
+      WithResumeAuto(), ": it continues from ",
       saved < 0 ? "where this run began, because no step was saved." : Concat("step ", saved, "."));
 }
 
@@ -852,8 +890,7 @@ ExitCode Trainer::SaveAndStop(ExitCode code) {
   trace_.Finish();
   LogWaits();
   HL_INFO("train", "stopped after step ", state_.step, " of ", config_.train.steps,
-          ": saved. Start the same command again ", resumes_newest_ ? "" : "with --resume auto ",
-          "to continue.");
+          ": saved. Start the same command again", WithResumeAuto(), " to continue.");
   return code;
 }
 

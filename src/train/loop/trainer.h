@@ -71,6 +71,7 @@ class Trainer {
       const ckpt::ResumeRequest& request,
       const std::function<bool(const std::string& field)>& may_differ = {});
   void RollBack();
+  ckpt::LoadReport LoadBeforeSpikes(std::vector<ckpt::StepDir>& steps);
   // Returns the number of steps whose data the run of a checkpoint has left out.
   uint64_t SkippedSteps(const ckpt::StepState& state) const;
   uint64_t DataStep() const { return state_.step + skipped_steps_; }
@@ -110,6 +111,7 @@ class Trainer {
   void AwaitSaveOfEnd();
   // `end` waits for the end of a save.
   void EndSave(bool must_succeed, const std::function<BackgroundSave::Report()>& end);
+  std::string WithResumeAuto() const;
   std::string AfterFailedSave() const;
   void SaveSkip();
   ExitCode SaveAndStop(ExitCode code);
@@ -147,6 +149,7 @@ class Trainer {
   std::optional<HostWaitReport> waits_;
   std::function<std::string(const model::LanguageModel&)> sample_text_;
   bool resumes_newest_;  // --resume auto: the same command continues from the newest step.
+  bool skips_data_;      // --skip-data
 
   std::vector<std::string> allow_change_;  // The fields that may differ from a checkpoint's.
   const ckpt::Versions versions_;

@@ -101,13 +101,14 @@ TEST(SpikeGuard, WarnsIfCheckpointsAreDeletedBeforeARollbackNeedsThem) {
   RunConfig config = Config("skip", 9);
   config.train.max_rollbacks = 2;
   config.train.rollback_window = 100;
-  config.ckpt.every = 33;
+  config.ckpt.every = 49;
   config.ckpt.store.retention.keep_last = 3;
   EXPECT_EQ(RollbackWarning(config),
-            "ckpt.keep_last 3 and ckpt.every 33 keep checkpoints of the last 99 steps, and "
+            "ckpt.keep_last 3 and ckpt.every 49 keep checkpoints that span 98 steps, and "
             "train.rollback_window is 100: a rollback may find none from before the spikes. Use a "
             "larger ckpt.keep_last.");
-  config.ckpt.every = 34;
+  // At step 251, the spikes are at 152 or later, and steps 150, 200 and 250 are kept.
+  config.ckpt.every = 50;
   EXPECT_EQ(RollbackWarning(config), "");
   config.ckpt.every = 5;
   config.ckpt.store.retention.keep_every = 50;
@@ -134,6 +135,24 @@ TEST(Patience, EndsAfterValidationsWithoutANewBest) {
   config.ckpt.store.retention.keep_best = "val_loss/code";
   EXPECT_HL_ERROR(NotePatience(config, metrics), ExitCode::kUsage,
                   "train.patience: the validation has no val_loss/code. Name one");
+}
+
+TEST(Patience, ComparesValuesOfOneMetricAndNeverWithNan) {
+  RunConfig config;
+  config.train.patience = 2;
+  std::map<std::string, double> metrics;
+  const auto validate = [&](double loss, double of_code) {
+    metrics["val_loss"] = loss;
+    metrics["val_loss/code"] = of_code;
+    NotePatience(config, metrics);
+    return OutOfPatience(config, metrics);
+  };
+  EXPECT_FALSE(validate(NAN, 5));
+  EXPECT_FALSE(validate(1.0, 5)) << "better than NaN";
+  EXPECT_FALSE(validate(1.5, 5));
+  config.ckpt.store.retention.keep_best = "val_loss/code";  // As a resumed run may choose.
+  for (const double of_code : {4.0, 3.0, 3.5}) EXPECT_FALSE(validate(2.0, of_code)) << of_code;
+  EXPECT_TRUE(validate(0.5, 3.5));
 }
 
 TEST(NonFiniteGuard, StopsAfterMoreInARowThanAllowed) {

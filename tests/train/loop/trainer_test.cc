@@ -5,7 +5,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
+
 #include "core/files.h"
+#include "data/examples/prepare_examples.h"
 #include "support/expect_error.h"
 #include "support/full_disk.h"
 #include "train/loop/training_runs.h"
@@ -44,6 +47,8 @@ TEST_F(TrainerTest, ARunThatWentBackSaysHowItGoesOn) {
   EXPECT_EQ(Train({.set = stopped}), ExitCode::kRequeue);
   EXPECT_THAT(log_,
               HasSubstr("after step 3 of 4: saved. Start the same command again to continue."));
+  EXPECT_EQ(Train({.set = stopped, .resume = "step=1", .skip_data = 1}), ExitCode::kRequeue);
+  EXPECT_THAT(log_, HasSubstr("again with --resume auto and without --skip-data to continue."));
 }
 
 // All ranks agree on the stop, so the running save can end on all of them. The fault schedule makes
@@ -141,6 +146,66 @@ TEST_F(TrainerTest, AValidationSetMustHaveTheTokensOfTheTrainingData) {
       ExitCode::kUsage, "eval.set.0.name: 'a/b'. Use letters", "eval.set.0.split: 'all'",
       "eval.set.1.path: ''. Use a folder", "eval.set.2.name: a. Use a name that no other",
       "ckpt.keep_best: 'val_loss/b'. Use one of , loss, val_loss, val_error, val_loss/a");
+}
+
+// With the same number of classes in another order, losses would be wrong without an error.
+TEST_F(TrainerTest, ClassesHaveTheOrderOfTheTrainingData) {
+  std::string rows = "text\tlabel\n";
+  for (char c = 'a'; c < 'm'; ++c) rows += Concat(c, "\t", c % 2 == 0 ? "no" : "yes", "\n");
+  for (const char* name : {"rows.tsv", "held_out.tsv"}) std::ofstream(dir_ / name) << rows;
+  const auto prepare = [&](const std::string& out, const std::vector<std::string>& classes) {
+    data::PrepareExamples({.labels = data::RowLabels::kClasses,
+                           .input = {.paths = {(dir_ / "rows.tsv").string()},
+                                     .validation_paths = {(dir_ / "held_out.tsv").string()},
+                                     .tokenizer = "bytes"},
+                           .rules = {.row_len = 8},
+                           .classes = classes,
+                           .output = {.out = dir_ / out, .threads = 1}});
+    return (dir_ / out).string();
+  };
+  const std::string own = prepare("own", {"no", "yes"}), other = prepare("other", {"yes", "no"});
+  const std::vector<std::string> classifier = {"data.seq_len=8", "model.objective=classification",
+                                               "model.objective.classification.num_classes=2",
+                                               "model.head.tied=false"};
+  const auto with = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> all = classifier;
+    all.insert(all.end(), more.begin(), more.end());
+    return Train({.set = all, .data = ""});
+  };
+  const auto set = [](const std::string& path) {
+    return Concat("eval.set=[{name:\"a\" path:\"", path, "\"}]");
+  };
+  ASSERT_EQ(with({"data.path=" + own, set(own)}), ExitCode::kFinished) << log_;
+  fs::remove_all(folder_);
+  EXPECT_HL_ERROR(with({"data.path=" + own, set(other)}), ExitCode::kUsage,
+                  "eval.set 'a': the training data ", " numbers the classes no, yes, and ",
+                  " numbers yes, no. Prepare it with --classes no,yes.");
+  EXPECT_HL_ERROR(with({Concat("data.source=[{name:\"a\" path:\"", own,
+                               "\" weight:1},{name:\"b\" path:\"", other, "\" weight:1}]")}),
+                  ExitCode::kUsage, "data.source 'b': the training data ",
+                  " numbers yes, no. Prepare it with --classes no,yes.");
+}
+
+// A long convolution takes text of one document. A set of several is refused before training.
+TEST_F(TrainerTest, AValidationSetHasRowsThatTheMixerTakes) {
+  data::Prepare({.input = {.paths = {(data_dir->path() / "text.txt").string()},
+                           .tokenizer = "bytes",
+                           .validation_tail = 0.1},
+                 .documents = data::DocumentMode::kFile,
+                 .output = {.out = dir_ / "one", .threads = 1}});
+  const std::string one = "data.path=" + (dir_ / "one").string();
+  const auto set = [](const fs::path& path) {
+    return Concat("eval.set=[{name:\"a\" path:\"", path.string(), "\"}]");
+  };
+  const std::string packed = set(data_dir->path() / "data"), hyena = "model.mixer=hyena";
+  EXPECT_HL_ERROR(
+      Train({.set = {one, hyena, packed}, .data = ""}), ExitCode::kUsage,
+      "eval.set: the mixer of layer 0, hyena, mixes whole rows, and rows of the validation set 'a' "
+      "are packed with several documents. Use text that is one document");
+  EXPECT_EQ(Train({.set = {one, hyena, set(dir_ / "one")}, .data = ""}), ExitCode::kFinished);
+  fs::remove_all(folder_);
+  const std::string continues = "data.reset_at_documents=false";
+  EXPECT_EQ(Train({.set = {one, hyena, packed, continues}, .data = ""}), ExitCode::kFinished);
 }
 
 // At a rate of 0, no validation is better than the first.
@@ -335,8 +400,9 @@ TEST_F(TrainerTest, AnExtendedRunWarnsThatItsRateJumpsAndSaysHowToAvoidIt) {
     return line == std::string::npos ? ""
                                      : log.substr(found + 5, log.find("  ", found + 5) - found - 5);
   };
-  const std::vector<std::string> wsd = {"schedule.kind=wsd", "schedule.decay_steps=2",
-                                        "ckpt.every=1", "ckpt.keep_last=99", "train.log_every=1"};
+  const std::vector<std::string> wsd = {"schedule.kind=wsd",         "schedule.decay_steps=2",
+                                        "schedule.decay_shape=sqrt", "ckpt.every=1",
+                                        "ckpt.keep_last=99",         "train.log_every=1"};
   const auto with = [&](std::vector<std::string> more) {
     more.insert(more.begin(), wsd.begin(), wsd.end());
     return more;
@@ -390,6 +456,13 @@ TEST_F(TrainerTest, PhasesAreExactAtAResumeAndMayChangeOnlyIfAllowed) {
   Run allowed = other;
   allowed.allow_change = {"schedule.phase"};
   EXPECT_EQ(Train(allowed), ExitCode::kFinished);
+  // The checkpoints of a command that removes the list do not have it when it starts again.
+  Run removed = {.set = {"ckpt.every=1", "ckpt.keep_last=9"},
+                 .resume = "step=1",
+                 .allow_change = {"schedule.kind", "schedule.phase"}};
+  EXPECT_EQ(Train(removed), ExitCode::kFinished);
+  removed.resume = "auto";
+  EXPECT_EQ(Train(removed), ExitCode::kFinished);
 }
 
 // The weights hardly change, and every loss a little above the mean counts as a spike, so about
@@ -447,6 +520,31 @@ TEST_F(RollbackTest, HasTheBitsOfARunThatIsResumedByHand) {
   }
 }
 
+TEST_F(RollbackTest, PassesOverADamagedStep) {
+  const fs::path step = folder_ / "ckpt/step_000000000120", array = step / "rank_00000.safetensors";
+  bool has_damaged = false;
+  const auto damage = [&](const model::LanguageModel&) {
+    if (has_damaged || !fs::exists(array)) return std::string("text");
+    has_damaged = true;
+    std::fstream file(array, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(-1, std::ios::end);
+    const char last = static_cast<char>(file.get() ^ 1);
+    file.seekp(-1, std::ios::end);
+    file.put(last);
+    return std::string("text");
+  };
+  ASSERT_EQ(Train({.ranks = 1,
+                   .set = With({"ckpt.every=60", "eval.every=125", "log.tensorboard=true",
+                                "train.rollback_spikes=4", "train.rollback_window=8",
+                                "train.max_rollbacks=99"}),
+                   .sample_text = damage}),
+            ExitCode::kFinished)
+      << log_;
+  EXPECT_THAT(log_, HasSubstr("step 120 is damaged and was renamed to .bad."));
+  EXPECT_THAT(log_, HasSubstr("to step 60 because of spikes (rollback 1 of at most 99)"));
+  EXPECT_TRUE(fs::exists(step.string() + ".bad"));
+}
+
 // Otherwise every rollback would leave whole checkpoints behind, which no retention deletes.
 TEST_F(RollbackTest, DeletesTheNewerStepsButNotThoseOfAnEarlierBranch) {
   std::vector<std::string> set =
@@ -470,7 +568,7 @@ TEST_F(RollbackTest, ToAStepAfterTheFirstSpikeForgetsTheSpikes) {
                                        "train.rollback_window=30", "train.max_rollbacks=99"});
   set.emplace_back("ckpt.keep_last=2");
   ASSERT_EQ(Train({.set = set}), ExitCode::kFinished) << log_;
-  EXPECT_THAT(log_, HasSubstr("ckpt.keep_last 2 and ckpt.every 1 keep checkpoints of the last 2 "));
+  EXPECT_THAT(log_, HasSubstr("ckpt.keep_last 2 and ckpt.every 1 keep checkpoints that span 1 "));
   EXPECT_THAT(log_, HasSubstr(" is the oldest checkpoint, and the first spike is at step "));
   const std::string mark = " to step ";
   const uint64_t back = std::stoull(log_.substr(log_.rfind(mark) + mark.size()));
