@@ -278,6 +278,10 @@ class ZstdStream : public CompressedStream {
  public:
   explicit ZstdStream(const fs::path& path) : CompressedStream(path), zstd_(::ZSTD_createDCtx()) {
     HL_CHECK(zstd_ != nullptr, "cannot initialise zstd");
+    // Frames of `zstd --long` may have any window. The default limit is 2^27 bytes.
+    const int largest = ::ZSTD_dParam_getBounds(ZSTD_d_windowLogMax).upperBound;
+    const size_t result = ::ZSTD_DCtx_setParameter(zstd_.get(), ZSTD_d_windowLogMax, largest);
+    HL_CHECK(!::ZSTD_isError(result), "cannot initialise zstd");
   }
 
   size_t Read(char* out, size_t size) override {

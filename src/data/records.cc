@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "core/error.h"
+#include "core/json_text.h"
 #include "data/input_files.h"
 
 namespace halflife::data {
@@ -77,8 +78,14 @@ std::string FirstLine(const InputFile& file) {
 
 void ForEachJsonRecord(const TextChunk& chunk, const std::vector<RecordField>& fields,
                        const VisitRecord& visit) {
+  // The values of other fields are not printed, which recurses once per nested bracket.
+  const bool prints = std::ranges::count(fields, FieldForm::kJson, &RecordField::form) > 0;
   ForEachFullLine(chunk, [&](int64_t number, std::string_view line) {
     const std::string place = PlaceOf(*chunk.file, number);
+    const int nesting = prints ? JsonNesting(line) : 0;
+    HL_CHECK_AS(ExitCode::kData, nesting <= kMaxJsonNesting, place, "the record is nested ",
+                nesting, " deep, more than the limit of ", kMaxJsonNesting,
+                " levels. Remove the deep values from the record.");
     nlohmann::json json;
     try {
       json = nlohmann::json::parse(line);

@@ -34,7 +34,7 @@ using VisitRecord = std::function<void(const Record&)>;
 
 // Visits the records of a chunk of whole lines in order; blank lines are skipped. Throws Error
 // kData, with file and line, if a line is not an object, or if a field is missing or has another
-// type.
+// type, or if the record of a kJson field is nested too deeply.
 void ForEachJsonRecord(const TextChunk& chunk, const std::vector<RecordField>& fields,
                        const VisitRecord& visit);
 

@@ -118,6 +118,20 @@ TEST(ByteStreamTest, CompressedEqualsPlain) {
   }
 }
 
+// As `zstd --long=31` writes a frame: an unknown size of the text, a window, and here one block.
+TEST(ByteStreamTest, FramesMayHaveLongWindows) {
+  const TempDir dir;
+  const std::string text = "a text in a block that is not compressed";
+  for (const int window_log : {27, 28, 31}) {
+    const auto window = static_cast<char>((window_log - 10) << 3);
+    const auto block = static_cast<char>((text.size() << 3) | 1);  // the last one, as it is
+    const std::string frame = std::string("\x28\xB5\x2F\xFD\0", 5) + window + block;
+    ASSERT_EQ(text.size() >> 5, 1u) << "the size of the block has two bytes";
+    WriteText(dir / "long.txt.zst", frame + static_cast<char>(text.size() >> 5) + '\0' + text);
+    EXPECT_EQ(ReadStream(dir / "long.txt.zst", 4096), text) << "2^" << window_log << " bytes";
+  }
+}
+
 TEST(ByteStreamTest, CutAndDamagedCompression) {
   const TempDir dir;
   const std::string text = test::JoinByBlankLines(test::RandomDocuments(500, 4));

@@ -42,6 +42,27 @@ TEST_F(Records, FieldsOfObjects) {
       (Values{{"a\tb", "1"}, {"c", "true"}}));
 }
 
+// Printing a value recurses once per nested bracket, so that deep ones would overflow the stack.
+TEST_F(Records, DeepValuesAreRefused) {
+  const auto read = [&](int depth) {
+    const std::string deep = std::string(static_cast<size_t>(depth), '['),
+                      text = "{\"list\": []}\n{\"list\": " + deep +
+                             std::string(static_cast<size_t>(depth), ']') + "}";
+    WriteText(dir_ / "deep.jsonl", text);
+    const auto files = FindInputFiles({(dir_ / "deep.jsonl").string()}).files;
+    const RecordReader reader(files, {{"list", "--messages-field", FieldForm::kJson}});
+    TextChunker chunker(files, {});
+    std::vector<std::string> values;
+    while (const auto chunk = chunker.Next())
+      reader.ForEach(*chunk, [&](const Record& record) { values.push_back(record.values[0]); });
+    return values;
+  };
+  EXPECT_EQ(read(63).back().size(), 126u);
+  EXPECT_HL_ERROR(read(64), ExitCode::kData, "deep.jsonl:2: the record is nested 65 deep, more ",
+                  "than the limit of 64 levels. Remove the deep values");
+  EXPECT_HL_ERROR(read(1000000), ExitCode::kData, "deep.jsonl:2: the record is nested 1000001");
+}
+
 TEST_F(Records, WhatIsNone) {
   EXPECT_HL_ERROR(Read("n.tsv", "sequence\tlabel\nACGT\t1\n"), ExitCode::kData, "n.tsv:1: ",
                   "no column is called 'text'; the first line names them: sequence, label; choose "

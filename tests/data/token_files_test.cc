@@ -221,6 +221,23 @@ TEST_F(TokenFilesTest, FilesThatCannotBeReadInPlace) {
   EXPECT_HL_ERROR(Prepare(config), ExitCode::kUsage, "--in-place is for token files");
 }
 
+TEST_F(TokenFilesTest, WhatIsBothTrainedOnAndHeldOut) {
+  WriteNanoGpt("train.bin", kText);
+  PrepareConfig config = Config("train.bin", "same");
+  fs::create_symlink(dir_ / "train.bin", dir_ / "link.bin");
+  config.input.validation_paths = {(dir_ / "link.bin").string()};
+  for (const bool in_place : {false, true}) {
+    config.in_place = in_place;
+    EXPECT_HL_ERROR(PrepareTokenFiles(config), ExitCode::kUsage,
+                    "link.bin is both in --input and in --validation-input",
+                    "Remove it from --input.");
+  }
+  config.in_place = false;
+  WriteNanoGpt("val.bin", {110, 111, 1, 110, 111, 1, 130, 1});
+  config.input.validation_paths = {(dir_ / "val.bin").string()};
+  EXPECT_EQ(PrepareTokenFiles(config).num_validation_in_train, 2);
+}
+
 TEST_F(TokenFilesTest, WrongFilesAreNamed) {
   WriteNanoGpt("big.bin", {100, 259, 1});
   EXPECT_HL_ERROR(Prepared("big.bin", "a"), ExitCode::kData,

@@ -27,7 +27,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr uint32_t kExamplesGenerator = 1;  // increased when the same files give different rows
+constexpr uint32_t kExamplesGenerator = 2;  // increased when the same files give different rows
 
 const char* LabelsFlag(const PrepareExamplesConfig& config) {
   return config.conversations ? "messages" : Name(config.labels);
@@ -114,6 +114,14 @@ std::string PromptOf(const std::vector<ChatMessage>& messages) {
     prompt += message.content + "\n";
   }
   return prompt;
+}
+
+// Returns the text whose hash decides the split of a conversation. It is the prompt, or the first
+// answer of the assistant if there is no prompt.
+std::string TextOfSplit(std::string prompt, const std::vector<ChatMessage>& messages) {
+  if (!prompt.empty()) return prompt;
+  const auto answer = std::ranges::find(messages, "assistant", &ChatMessage::role);
+  return answer == messages.end() ? "" : answer->content;
 }
 
 // The files of one option and the reader of their records.
@@ -297,7 +305,7 @@ std::optional<EncodedExamples::One> ExampleSet::EncodeConversation(const std::st
   const auto pieces = chat_->Render(messages, GenerationPrompt::kOmit, place);
   if (std::ranges::find(messages, "assistant", &ChatMessage::role) == messages.end())
     return std::nullopt;
-  const Hash128 content = ContentHash(PromptOf(messages));
+  const Hash128 content = ContentHash(TextOfSplit(PromptOf(messages), messages));
   EncodedExamples::One one = {.split = ChooseSplit(content, split),
                               .content = content,
                               .example = encoder_.OfChat(EncodeChat(*tokenizer_, pieces), place)};
@@ -330,7 +338,10 @@ std::optional<EncodedExamples::One> ExampleSet::EncodePair(const Record& record,
   if (!pair.is_conversation() && config_.rules.special_tokens == SpecialTokens::kPlain)
     for (const std::string* const text : {&pair.prompt, &pair.chosen.text, &pair.rejected.text})
       tokenizer_->CountSpecialNames(*text, special_names);
-  const Hash128 content = ContentHash(pair.prompt.empty() ? pair.chosen.text : pair.prompt);
+  const Hash128 content =
+      ContentHash(pair.is_conversation() ? TextOfSplit(pair.prompt, pair.chosen.messages)
+                  : pair.prompt.empty()  ? pair.chosen.text
+                                         : pair.prompt);
   return EncodedExamples::One{
       .split = ChooseSplit(content, split),
       .content = content,

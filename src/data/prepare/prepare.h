@@ -53,7 +53,7 @@ struct PrepareSummary {
   int64_t num_duplicates = 0;     // documents that dedup left out
   NameCounts special_names;       // special token names that were encoded as characters
   // The number of documents of input.validation_paths whose first 64 KiB also occur in input.paths.
-  // A split by content leaves none.
+  // A split by content leaves none. 0 with in_place, where they are not compared.
   int64_t num_validation_in_train = 0;
   double seconds = 0;
   Hash128 hash;  // hash of the manifest

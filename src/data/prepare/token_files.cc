@@ -236,6 +236,8 @@ class TokenFilesRun {
     for (const auto* paths : {&config.input.paths, &config.input.validation_paths})
       for (const std::string& path : *paths)
         progress_.total_disk_bytes += TokenFile(path, tokenizer_->vocab_size()).num_bytes();
+    RequireApart(FilesOf(config.input.paths), FilesOf(config.input.validation_paths),
+                 "--validation-input");
   }
 
   Manifest WriteFiles(const fs::path& folder) {
@@ -252,6 +254,7 @@ class TokenFilesRun {
             .first_file = fs::path(input.paths.front()).filename().string(),
             .num_files = std::ssize(input.paths) + std::ssize(input.validation_paths),
             .special_names = {},
+            .num_validation_in_train = held_out_.num_in_train(),
             .seconds = 0,
             .hash = manifest.hash};
   }
@@ -259,6 +262,12 @@ class TokenFilesRun {
  private:
   // The beginning of a document decides its split, like ContentHash of text.
   static constexpr size_t kHashedIds = (64 << 10) / sizeof(int32_t);
+
+  static InputFiles FilesOf(const std::vector<std::string>& paths) {
+    InputFiles inputs;
+    for (const std::string& path : paths) inputs.files.push_back({.path = path});
+    return inputs;
+  }
 
   Manifest CopyFiles(const fs::path& folder) {
     progress_.phase = "copying tokens";
@@ -269,6 +278,7 @@ class TokenFilesRun {
                            .split_seed = config_.input.split_seed};
     const bool held_out = !config_.input.validation_paths.empty();
     if (held_out) {
+      // First, so that all of it is known when the training documents are compared with it.
       rules.split = Split::kValidation;
       for (const std::string& path : config_.input.validation_paths)
         Copy(path, rules, train, validation);
@@ -406,7 +416,9 @@ class TokenFilesRun {
   void Flush(const DocumentRules& rules, ShardWriter& train, ShardWriter& validation) {
     if (writer_ == nullptr) {
       const Hash128 content = HashBytes(pending_.data(), pending_.size() * sizeof(int32_t));
-      writer_ = ChooseSplit(content, rules) == Split::kTrain ? &train : &validation;
+      const Split split = ChooseSplit(content, rules);
+      writer_ = split == Split::kTrain ? &train : &validation;
+      if (!config_.input.validation_paths.empty()) held_out_.Add(split, content);
       writer_->BeginDocument();
       ++progress_.num_documents;
     }
@@ -444,6 +456,7 @@ class TokenFilesRun {
   const std::unique_ptr<Tokenizer> tokenizer_;
   std::vector<int64_t> bytes_of_;  // The bytes of text that each id represents.
   PrepareProgress progress_;
+  HeldOutContents held_out_;       // Only with validation files that are copied.
   std::vector<int32_t> pending_;   // Ids of the current document that were not written.
   ShardWriter* writer_ = nullptr;  // Null until the split of the current document is chosen.
 };

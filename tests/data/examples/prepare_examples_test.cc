@@ -292,6 +292,34 @@ TEST_F(PrepareExamplesTest, PromptsMayBeEmpty) {
   EXPECT_NEAR(static_cast<double>(summary.validation.num_examples), 40, 5 * std::sqrt(32));
 }
 
+// Conversations that the assistant begins are split by its first message.
+TEST_F(PrepareExamplesTest, AssistantsMayBegin) {
+  std::string chats, pairs;
+  for (int i = 0; i < 200; ++i) {
+    const auto list = [](const auto& content) {
+      return Concat(R"([{"role": "assistant", "content": ")", content, "\"}]");
+    };
+    chats += Concat(R"({"messages": )", list(i), "}\n");
+    pairs += Concat(R"({"chosen": )", list(i), R"(, "rejected": )", list("no"), "}\n");
+  }
+  PrepareExamplesConfig config = Answers("begun", chats);
+  config.conversations = true;
+  config.chat_template = "zephyr";
+  config.rules.row_len = 64;
+  config.input.validation_fraction = 0.2;
+  const auto num_validation = [&] {
+    return static_cast<double>(PrepareExamples(config).validation.num_examples);
+  };
+  EXPECT_NEAR(num_validation(), 40, 5 * std::sqrt(32));
+
+  config = Answers("pairs_begun", pairs);
+  config.labels = RowLabels::kPreferences;
+  config.chat_template = "zephyr";
+  config.rules.row_len = 128;
+  config.input.validation_fraction = 0.2;
+  EXPECT_NEAR(num_validation(), 40, 5 * std::sqrt(32));
+}
+
 TEST_F(PrepareExamplesTest, CountsWhatIsHeldOutAndTrains) {
   PrepareExamplesConfig config = Classes("twins");
   config.input.validation_paths = {File("twins.tsv", "text\tlabel\nd\t2\nd\t10\nnew\t2\n")};
