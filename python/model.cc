@@ -49,7 +49,8 @@ class Model {
 
   Ids ToIds(const TextOrIds& input) const {
     if (const Ids* ids = std::get_if<Ids>(&input)) return *ids;
-    return RequireTokenizer().Encode(std::get<std::string>(input));
+    // As `score --text` and `generate --prompt` read texts by default.
+    return RequireTokenizer().Encode(std::get<std::string>(input), data::SpecialTokens::kParse);
   }
 
   std::vector<std::vector<float>> Score(const std::vector<TextOrIds>& inputs,
@@ -76,6 +77,10 @@ class Model {
 
   // ids [B, T] -> logits [B, T, vocab]. Every row is one document.
   std::vector<float> Logits(const IdRows& ids) const {
+    HL_CHECK_AS(ExitCode::kUsage, !model().objective().classifier(), "the model's objective is ",
+                config().objective.name(),
+                ", which has logits of classes and none of tokens. Use `halflife eval` to score "
+                "its classes, or a model with the objective next_token or masked_token.");
     const auto rows = static_cast<int64_t>(ids.shape(0)),
                length = static_cast<int64_t>(ids.shape(1));
     for (int64_t i = 0; i < rows * length; ++i)

@@ -77,6 +77,44 @@ def test_logits_give_the_scores(model):
     np.testing.assert_allclose(log_probs[np.arange(len(ids) - 1), ids[1:]], model.score([ids])[0], atol=1e-5)
 
 
+def test_a_classifier_has_no_logits_of_tokens(work):
+    rows = "".join(f"text {i}\t{i % 2}\n" for i in range(40))
+    (work / "rows.tsv").write_text("text\tlabel\n" + rows)
+    run("prepare", "--labels", "classes", "--input", work / "rows.tsv", "--tokenizer", "bytes", "--row-len", "16",
+        "--validation-fraction", "0", "--out", work / "rows")
+    settings = [f"data.path={work / 'rows'}", "data.seq_len=16", "model.objective=classification",
+                "model.objective.classification.num_classes=2", "model.head.tied=false"]
+    options = [option for setting in settings for option in ("--set", setting)]
+    run("train", "--config", work / "recipe.textproto", *options, "--run", work / "classifier")
+    classifier = halflife.load(str(work / "classifier"), device="cpu")
+    with pytest.raises(halflife.Error, match="which has logits of classes and none of tokens") as caught:
+        classifier.logits(np.array([[5, 6, 7]]))
+    assert caught.value.exit_code == 2
+
+
+def test_names_of_special_tokens_are_read_as_by_the_program(work, tmp_path):
+    """Scores a text with a tokenizer that has a token for each byte and one for <|end|>."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that stand for themselves, as in GPT-2
+    others = [byte for byte in range(256) if byte not in shown]
+    characters = {byte: chr(byte) for byte in shown} | {byte: chr(256 + i) for i, byte in enumerate(others)}
+    added = {"id": 256, "content": "<|end|>", "single_word": False, "lstrip": False, "rstrip": False,
+             "normalized": False, "special": True}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    bpe = {"type": "BPE", "vocab": {characters[byte]: byte for byte in range(256)}, "merges": []}
+    tokenizer = {"version": "1.0", "added_tokens": [added], "pre_tokenizer": byte_level, "decoder": byte_level,
+                 "model": bpe}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|end|>"}')
+    text = "a<|end|>b"
+    (tmp_path / "text.txt").write_text(text)
+    run("score", "--model", work / "run", "--tokenizer", tmp_path, "--text", tmp_path / "text.txt", "--out",
+        tmp_path / "scores.jsonl", "--device", "cpu")
+    expected = json.loads((tmp_path / "scores.jsonl").read_text())["logprobs"]
+    model = halflife.load(str(work / "run"), tokenizer=str(tmp_path), device="cpu")
+    assert model.tokenizer.encode(text, parse_special=True).tolist() == [97, 256, 98]
+    np.testing.assert_array_equal(model.score([text])[0], np.array(expected, np.float32))
+
+
 def test_text_is_that_of_the_program(work, model):
     options = {"max_tokens": 40, "temperature": 0.9, "top_k": 20, "seed": 3}
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
