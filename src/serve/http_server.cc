@@ -12,6 +12,7 @@
 #include <deque>
 #include <regex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/concat.h"
@@ -27,10 +28,12 @@ std::chrono::steady_clock::duration Seconds(double seconds) {
 }
 
 // A fixed number of threads. The queue is short: when it is full, the caller (which accepts
-// connections) waits, and further clients wait in the system's queue.
+// connections) waits, and further clients wait in the system's queue. `on_shutdown` is called when
+// the caller accepts no more, before the connections have ended.
 class ConnectionThreads : public httplib::TaskQueue {
  public:
-  explicit ConnectionThreads(int count) : count_(static_cast<size_t>(count)) {
+  ConnectionThreads(int count, std::function<void()> on_shutdown)
+      : count_(static_cast<size_t>(count)), on_shutdown_(std::move(on_shutdown)) {
     for (int i = 0; i < count; ++i) threads_.push_back(StartThread([this] { Work(); }));
   }
   void enqueue(std::function<void()> task) override {
@@ -41,6 +44,7 @@ class ConnectionThreads : public httplib::TaskQueue {
     changed_.notify_all();
   }
   void shutdown() override {
+    on_shutdown_();
     {
       const std::lock_guard lock(mutex_);
       stopped_ = true;
@@ -64,6 +68,7 @@ class ConnectionThreads : public httplib::TaskQueue {
   }
 
   const size_t count_;
+  const std::function<void()> on_shutdown_;
   std::vector<std::thread> threads_;
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -175,7 +180,13 @@ void HttpConnection::get_local_ip_and_port(std::string& ip, int& port) const {
 
 HttpServer::HttpServer(const HttpLimits& limits, const ErrorBody& error_body)
     : limits_(limits), error_body_(error_body) {
-  new_task_queue = [this] { return new ConnectionThreads(limits_.max_connections); };
+  new_task_queue = [this] {
+    return new ConnectionThreads(limits_.max_connections, [this] {
+      // The library marks the socket as invalid only in stop(). When accept() fails for another
+      // reason than too many open files of this process, it closes the socket and ends its loop.
+      accept_failed_ = svr_sock_ != INVALID_SOCKET;
+    });
+  };
   set_tcp_nodelay(true);
   // The library only announces these limits to clients. process_and_close_socket() enforces them.
   set_keep_alive_timeout(static_cast<time_t>(limits_.idle_seconds));
@@ -308,7 +319,7 @@ bool HttpServer::process_and_close_socket(socket_t socket) {
     const std::lock_guard lock(mutex_);
     connections_[std::this_thread::get_id()] = &connection;
   }
-  const auto stop = [this] { return svr_sock_ == INVALID_SOCKET; };
+  const auto stop = [this] { return svr_sock_ == INVALID_SOCKET || accept_failed_; };
   bool closed = false;
   while (!closed && connection.WaitForRequest(stop)) {
     connection.BeginRequest();
@@ -360,10 +371,11 @@ void HttpServer::Listen() {
   ended_ = true;
 }
 
-// The library ignores stop() until it listens.
+// The library ignores stop() until it listens. After a failed accept() it would close the socket
+// again, whose number may by then be that of a connection.
 void HttpServer::Stop() {
   while (!is_running() && !ended_) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  if (!ended_) stop();
+  if (!ended_ && !accept_failed_) stop();
 }
 
 }  // namespace halflife::serve

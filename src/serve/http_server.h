@@ -95,9 +95,13 @@ class HttpServer : private httplib::Server {
   int Bind(const std::string& host, int port);
   // Throws if Bind() would, for callers that load a model between this check and Bind().
   static void RequireFree(const std::string& host, int port);
-  // Serves until Stop() was called and all running requests are answered.
+  // Serves until Stop() was called, or no connection can be accepted any more, and all running
+  // requests are answered.
   void Listen();
-  // Returns at once if Listen() has ended.
+  // Returns true once connections are no longer accepted although Stop() was not called. Running
+  // requests may still be on the way.
+  bool accept_failed() const { return accept_failed_; }
+  // Returns at once if Listen() has ended or accept_failed().
   void Stop();
 
  private:
@@ -112,6 +116,7 @@ class HttpServer : private httplib::Server {
   ErrorBody error_body_;
   std::map<std::string, std::string> methods_;  // The method of each path.
   std::atomic<bool> ended_ = false;
+  std::atomic<bool> accept_failed_ = false;
   std::mutex mutex_;
   std::map<std::thread::id, HttpConnection*> connections_;
 };

@@ -349,10 +349,14 @@ void Server::Service::Detokenize(const std::string& body, httplib::Response& res
 
 void Server::Service::Run(const std::function<bool()>& stop) {
   std::atomic<bool> engine_ended = false;
+  bool accept_failed = false;  // Before `stop`. Written by the guard and read after its end.
   std::thread listener = StartThread([this] { http_.Listen(); });
-  // Waits for `stop`, then gives running requests their time.
+  // Waits for `stop` or the end of the listener, then gives running requests their time.
   std::thread guard = StartThread([&] {
-    while (!stop() && !engine_ended) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    while (!stop() && !engine_ended && !accept_failed) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      accept_failed = http_.accept_failed();
+    }
     engine_.Stop();
     const auto until = Clock::now() + SecondsOf(config_.drain_seconds);
     while (!engine_ended && Clock::now() < until)
@@ -377,6 +381,9 @@ void Server::Service::Run(const std::function<bool()>& stop) {
     throw;
   }
   finish();
+  HL_CHECK_AS(ExitCode::kEnvironment, !accept_failed,
+              "the server no longer accepts connections: accept failed. Check the system's open "
+              "files (sysctl fs.file-nr) and its free memory, then start it again.");
 }
 
 }  // namespace halflife::serve

@@ -26,8 +26,9 @@ class Server {
   // Returns the port; 0 chooses one. Throws Error kEnvironment if it is not free.
   int Bind(const std::string& host, int port);
   // Answers requests. Once `stop` returns true (it is called several times per second), new
-  // requests are refused, running ones have drain_seconds, and Run returns. Computes on this
-  // thread, so that its LibTorch settings apply.
+  // requests are refused, running ones have drain_seconds, and Run returns. If the system accepts
+  // no more connections, does the same and then throws Error kEnvironment. Computes on this thread,
+  // so that its LibTorch settings apply.
   void Run(const std::function<bool()>& stop);
 
  private:

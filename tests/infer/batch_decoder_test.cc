@@ -6,12 +6,15 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/log_softmax.h>
 #include <ATen/ops/tensor.h>
+#include <c10/util/Exception.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <random>
 #include <string>
+#include <utility>
 
 #include "infer/row_group.h"
 #include "kernels/linear/linear_products.h"
@@ -319,6 +322,50 @@ TEST(BatchDecoder, AFailedTextLeavesTheOthers) {
   EXPECT_THAT(b.result.error, testing::HasSubstr("logit of token"));
   EXPECT_EQ(a.result.end, TextEnd::kLength);
   EXPECT_EQ(Logprobs(a.tokens), Logprobs(alone.tokens));
+}
+
+// A prompt for which there is no memory fails alone. Other errors of LibTorch are no fault of the
+// text and escape.
+TEST(BatchDecoder, APromptWithoutMemoryLeavesTheOthers) {
+  model::LanguageModel model(Small(model::TestForms("softmax").front()));
+  model.BindOwnMemory(1, false);
+  const TextRequest good = {.prompt = {1, 2, 3}, .max_tokens = 6};
+  const Told alone = Alone(model, good);
+  std::function<void()> fail_once;
+  model.SetAwaitLayer([&](int64_t layer) {
+    if (layer == 1 && fail_once) std::exchange(fail_once, nullptr)();
+  });
+  BatchDecoder decoder(model, {.max_texts = 2, .prefix = {.chunk = kChunk}});
+  Told a;
+  decoder.Add(Recorded(good, a));
+  decoder.Advance();
+  const auto read = [&](const std::function<void()>& fail) {
+    Told told;
+    decoder.Add(Recorded({.prompt = std::vector<int32_t>(5, 7), .max_tokens = 6}, told));
+    fail_once = fail;  // A prompt is read before texts are decoded.
+    decoder.Advance();
+    return told;
+  };
+  const std::vector<std::function<void()>> no_memory = {
+      [] { TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory."); },
+      [] { TORCH_CHECK(false, "DefaultCPUAllocator: can't allocate memory"); }};
+  for (const auto& fail : no_memory) {
+    const Told told = read(fail);
+    EXPECT_TRUE(told.ended);
+    EXPECT_EQ(told.result.end, TextEnd::kFailed);
+    EXPECT_EQ(told.result.error, "there was no memory for it. Send fewer requests at a time");
+    EXPECT_EQ(decoder.num_texts(), 1);
+  }
+  while (decoder.Advance()) {
+  }
+  EXPECT_EQ(a.result.end, TextEnd::kLength);
+  EXPECT_EQ(Logprobs(a.tokens), Logprobs(alone.tokens));
+
+  Told other;
+  decoder.Add(Recorded(good, other));
+  fail_once = [] { TORCH_CHECK(false, "index out of range"); };
+  EXPECT_THROW(decoder.Advance(), c10::Error);
+  EXPECT_FALSE(other.ended);
 }
 
 }  // namespace

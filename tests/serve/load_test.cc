@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -13,6 +15,7 @@
 #include <vector>
 
 #include "serve/running_server.h"
+#include "support/expect_error.h"
 
 namespace halflife::serve::test {
 namespace {
@@ -167,6 +170,37 @@ TEST(Stopping, RequestsThatTakeTooLongAreCancelled) {
   const Reply reply = running.get();
   EXPECT_EQ(reply.status, 500);
   EXPECT_THAT(reply.body, HasSubstr("the server cancelled it. Send the request again"));
+}
+
+// Returns the socket of this process that listens at the port, or -1.
+int ListeningSocket(int port) {
+  for (int fd = 0; fd < 1024; ++fd) {
+    int listens = 0;
+    socklen_t size = sizeof listens;
+    if (::getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) != 0 || listens == 0) continue;
+    sockaddr_in address = {};
+    size = sizeof address;
+    if (::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0 &&
+        ntohs(address.sin_port) == port)
+      return fd;
+  }
+  return -1;
+}
+
+// Without a listening socket a server would be of no use, but look alive to what supervises it.
+TEST(Stopping, AServerThatAcceptsNoConnectionAnswersAndEndsWithAnError) {
+  RunningServer server({.drain_seconds = 60});
+  auto running =
+      std::async(std::launch::async, [&] { return server.Post("/v1/completions", kLong.dump()); });
+  EXPECT_TRUE(server.WaitForMetric("halflife_texts_active", 1));
+  const int socket = ListeningSocket(server.port());
+  ASSERT_GE(socket, 0);
+  ASSERT_EQ(::shutdown(socket, SHUT_RDWR), 0);  // Its accept() fails with EINVAL.
+  EXPECT_HL_ERROR(server.WaitForEnd(), ExitCode::kEnvironment,
+                  "the server no longer accepts connections: accept failed. Check");
+  const Reply reply = running.get();
+  EXPECT_EQ(reply.status, 200);
+  EXPECT_EQ(reply.json()["usage"]["completion_tokens"], 2000);
 }
 
 }  // namespace

@@ -9,7 +9,9 @@
 
 #include <chrono>
 #include <sstream>
+#include <utility>
 
+#include "core/error.h"
 #include "data/chat/chat_template.h"
 #include "model/mixer_forms.h"
 
@@ -40,7 +42,12 @@ RunningServer::RunningServer(ServerConfig config, const std::string& mixer)
   port_ = server_->Bind("127.0.0.1", 0);
   thread_ = std::thread([this] {
     at::set_num_threads(1);
-    server_->Run([this] { return stop_.load(); });
+    try {
+      server_->Run([this] { return stop_.load(); });
+    } catch (const Error&) {
+      failure_ = std::current_exception();
+    }
+    ended_ = true;
   });
   for (int i = 0; i < 500 && Get("/health").status != 200; ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -49,6 +56,16 @@ RunningServer::RunningServer(ServerConfig config, const std::string& mixer)
 void RunningServer::Stop() {
   stop_ = true;
   if (thread_.joinable()) thread_.join();
+  EXPECT_TRUE(failure_ == nullptr) << "Server::Run threw an error that the test did not expect";
+}
+
+void RunningServer::WaitForEnd() {
+  for (int i = 0; i < 6000 && !ended_; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_TRUE(ended_) << "the server goes on";
+  stop_ = true;
+  thread_.join();
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
 Reply RunningServer::Get(const std::string& path) const {

@@ -7,6 +7,7 @@
 #include <httplib.h>
 
 #include <atomic>
+#include <exception>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -50,12 +51,15 @@ class RunningServer {
   // Requests the end, as SIGTERM does.
   void RequestStop() { stop_ = true; }
   void Stop();
+  // Waits up to a minute until the server ends by itself, and throws the Error of Server::Run.
+  void WaitForEnd();
 
  private:
   model::LanguageModel model_;
   std::unique_ptr<data::Tokenizer> tokenizer_;
   std::unique_ptr<Server> server_;
-  std::atomic<bool> stop_ = false;
+  std::atomic<bool> stop_ = false, ended_ = false;
+  std::exception_ptr failure_;  // Of Server::Run. Read it after the end of the thread.
   int port_ = 0;
   std::thread thread_;
 };
