@@ -1,7 +1,9 @@
 #include "dist/watchdog.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <utility>
 
@@ -17,9 +19,16 @@ namespace {
 constexpr double kPatienceOfFirstSteps = 5;
 constexpr double kForOwnGpu = 4;  // timeouts until an operation must be ready
 constexpr double kOfLongestPhase = 10;
+constexpr int64_t kJumpUs = 1'000'000;  // Smaller steps of the clock do not matter.
 
 double SecondsSince(int64_t since_us, int64_t now_us) {
   return 1e-6 * static_cast<double>(now_us - since_us);
+}
+
+ClockJump::Clocks ReadClocks() {
+  const auto steady = std::chrono::steady_clock::now().time_since_epoch();
+  return {.steady_us = std::chrono::duration_cast<std::chrono::microseconds>(steady).count(),
+          .unix_us = UnixMicroseconds()};
 }
 
 CommFailure Timeout(std::string text) {
@@ -72,6 +81,33 @@ std::optional<CommFailure> Judge(const WatchSnapshot& snapshot, const WatchLimit
   return std::nullopt;
 }
 
+bool ClockJump::Update(const Clocks& now) {
+  const int64_t moved_us = (now.unix_us - since_.unix_us) - (now.steady_us - since_.steady_us);
+  if (std::abs(moved_us) <= kJumpUs) return false;
+  since_ = now;
+  at_us_ = now.unix_us;
+  HL_WARN("dist", "the clock of this machine was set ", moved_us > 0 ? "forward" : "back", " by ",
+          HumanSeconds(1e-6 * static_cast<double>(std::abs(moved_us))),
+          ". The watchdog counts all waits from now. Do not set the clock during a run.");
+  return true;
+}
+
+void ClockJump::Correct(WatchSnapshot& snapshot) const {
+  if (at_us_ == 0) return;
+  // Until a step counts as a jump, times may lie in the future by up to twice its size.
+  const int64_t latest_us = snapshot.now_us + 2 * kJumpUs;
+  const auto correct = [&](int64_t& time_us) {
+    if (time_us != 0 && (time_us < at_us_ || time_us > latest_us)) time_us = at_us_;
+  };
+  correct(snapshot.phase.since_us);
+  correct(snapshot.device.call_since_us);
+  correct(snapshot.device.poller_us);
+  for (FlightRecorder::DeviceHead& head : snapshot.heads) {
+    correct(head.issued_us);
+    correct(head.ready_us);
+  }
+}
+
 Watchdog::Watchdog(FlightRecorder& flight, std::shared_ptr<const DeviceWatch> device,
                    WatchLimits limits, OnFailure on_failure)
     : flight_(flight),
@@ -91,31 +127,35 @@ Watchdog::~Watchdog() {
 
 void Watchdog::Run() {
   const std::chrono::duration<double> interval(limits_.interval_s);
+  ClockJump jump(ReadClocks());
   std::unique_lock lock(mutex_);
   while (!stop_.wait_for(lock, interval, [this] { return stopping_; })) {
     lock.unlock();
-    const std::optional<CommFailure> failure = Look();
+    const std::optional<CommFailure> failure = Look(jump);
     if (failure) return on_failure_(*failure);
     lock.lock();
   }
 }
 
-std::optional<CommFailure> Watchdog::Look() {
-  WatchSnapshot snapshot = {.now_us = UnixMicroseconds(),
-                            .heads = flight_.DeviceHeads(),
-                            .device = device_->Read(),
-                            .phase = flight_.Phase()};
+std::optional<CommFailure> Watchdog::Look(ClockJump& jump) {
+  WatchSnapshot snapshot = {
+      .heads = flight_.DeviceHeads(), .device = device_->Read(), .phase = flight_.Phase()};
+  // The clocks are read last, so that no time lies in the future unless the clock was set back.
+  const ClockJump::Clocks now = ReadClocks();
+  snapshot.now_us = now.unix_us;
+  jump.Update(now);
+  jump.Correct(snapshot);
   const std::optional<CommFailure> failure = Judge(snapshot, limits_);
   if (!failure || failure->kind != CommFailure::Kind::kTimeout) return failure;
   // Only now it is worth reading the other ranks' records.
   const std::filesystem::path folder = flight_.Folder();
   snapshot.late_rank_has_time =
-      !folder.empty() && LateRankHasTime(folder, limits_, snapshot.now_us);
+      !folder.empty() && LateRankHasTime(folder, limits_, snapshot.now_us, jump.at_us());
   return Judge(snapshot, limits_);
 }
 
-bool LateRankHasTime(const std::filesystem::path& folder, const WatchLimits& limits,
-                     int64_t now_us) noexcept {
+bool LateRankHasTime(const std::filesystem::path& folder, const WatchLimits& limits, int64_t now_us,
+                     int64_t jump_us) noexcept {
   constexpr double kAliveSeconds = 5;
   try {
     const std::vector<FlightRecord> records = ReadFlight(folder);
@@ -129,7 +169,7 @@ bool LateRankHasTime(const std::filesystem::path& folder, const WatchLimits& lim
                              : late->phase == "save" ? limits.save_s
                                                      : 0;
       if (SecondsSince(late->alive_us, now_us) < kAliveSeconds &&
-          SecondsSince(late->phase_since_us, now_us) < limit_s)
+          SecondsSince(std::max(late->phase_since_us, jump_us), now_us) < limit_s)
         return true;
     }
   } catch (const std::exception& error) {

@@ -58,6 +58,29 @@ struct WatchSnapshot {
 // longest such phase so far. Phases other than these, data and save have no limit.
 std::optional<CommFailure> Judge(const WatchSnapshot& snapshot, const WatchLimits& limits);
 
+// Finds out that the Unix clock was set (a step of NTP, a virtual machine that goes on), because
+// all times of a snapshot are Unix times. Waits that began before then count from then.
+class ClockJump {
+ public:
+  // Two clocks, read at the same moment.
+  struct Clocks {
+    int64_t steady_us = 0, unix_us = 0;
+  };
+  explicit ClockJump(const Clocks& start) : since_(start) {}
+  // Returns true, and logs it, if the clocks have moved apart by more than a second since the start
+  // or the last jump.
+  bool Update(const Clocks& now);
+  // Replaces times that the clock showed before the last jump by the time of this jump. Does not
+  // change 0, which means none.
+  void Correct(WatchSnapshot& snapshot) const;
+  // The Unix time at which the last jump was found; 0: there was none.
+  int64_t at_us() const { return at_us_; }
+
+ private:
+  Clocks since_;  // the start or the last jump
+  int64_t at_us_ = 0;
+};
+
 class Watchdog {
  public:
   // `on_failure` is called once, on the watchdog's thread, and should end the process.
@@ -72,7 +95,7 @@ class Watchdog {
 
  private:
   void Run();
-  std::optional<CommFailure> Look();
+  std::optional<CommFailure> Look(ClockJump& jump);
 
   FlightRecorder& flight_;
   const std::shared_ptr<const DeviceWatch> device_;
@@ -85,8 +108,9 @@ class Watchdog {
 };
 
 // Returns true if a rank that others wait for is alive and in a phase (data or save) that has not
-// reached its limit. Reads the flight records in `folder`.
-bool LateRankHasTime(const std::filesystem::path& folder, const WatchLimits& limits,
-                     int64_t now_us) noexcept;
+// reached its limit. Reads the flight records in `folder`. A phase that began before `jump_us`
+// counts from then.
+bool LateRankHasTime(const std::filesystem::path& folder, const WatchLimits& limits, int64_t now_us,
+                     int64_t jump_us = 0) noexcept;
 
 }  // namespace halflife::dist

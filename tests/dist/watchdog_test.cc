@@ -130,6 +130,45 @@ TEST(Watchdog, HasNoLimitsWithoutATimeout) {
   EXPECT_TRUE(Judge(snapshot, none));
 }
 
+// If the clock is set, a healthy rank goes on, and a rank that is stuck is found a timeout later.
+TEST(Watchdog, CountsWaitsFromTheLastJumpOfTheClock) {
+  for (const int64_t set_s : {-3600, 3600}) {
+    SCOPED_TRACE(set_s);
+    ClockJump jump(ClockJump::Clocks{.steady_us = 0, .unix_us = kNow});
+    EXPECT_FALSE(jump.Update({.steady_us = kSecond, .unix_us = kNow + 2 * kSecond}));
+    WatchSnapshot never_set = Healthy();
+    never_set.heads[0].ready_us = kNow - 181 * kSecond;
+    jump.Correct(never_set);
+    EXPECT_TRUE(Judge(never_set, {})) << "without a jump the times hold";
+
+    const int64_t jump_us = kNow + set_s * kSecond;
+    EXPECT_TRUE(jump.Update({.steady_us = 2 * kSecond, .unix_us = jump_us}));
+    EXPECT_FALSE(jump.Update({.steady_us = 3 * kSecond, .unix_us = jump_us + kSecond}));
+    EXPECT_EQ(jump.at_us(), jump_us);
+    const auto verdict_after = [&](int64_t seconds, WatchSnapshot snapshot) {
+      snapshot.now_us = jump_us + seconds * kSecond;
+      jump.Correct(snapshot);
+      return Judge(snapshot, {});
+    };
+    EXPECT_FALSE(verdict_after(0, Healthy()));
+    EXPECT_FALSE(verdict_after(29, Healthy()));
+    EXPECT_TRUE(verdict_after(31, Healthy())) << "the poller";
+    WatchSnapshot waits = Healthy();
+    waits.device.poller_us = 0;  // There is none, also after a jump.
+    EXPECT_FALSE(verdict_after(179, waits));
+    ASSERT_TRUE(verdict_after(181, waits));
+    EXPECT_THAT(verdict_after(181, waits)->text, HasSubstr("has waited 3 min 01 s for other"));
+    waits.heads[0].ready_us = 0;
+    EXPECT_FALSE(verdict_after(181, waits)) << "an operation that is not ready";
+    waits.heads.clear();
+    EXPECT_FALSE(verdict_after(359, waits));
+    EXPECT_TRUE(verdict_after(361, waits)) << "the phase";
+    WatchSnapshot later = waits;  // A step of the clock that is no jump changes nothing.
+    later.phase.since_us = jump_us + 1001 * kSecond;
+    EXPECT_FALSE(verdict_after(1000, later));
+  }
+}
+
 Request Sum(int index) { return {.kind = OpKind::kAllReduce, .tag = {"grad_bucket", index}}; }
 
 // An operation on a GPU is late from the moment at which it is ready.
@@ -173,6 +212,8 @@ TEST(Watchdog, WaitsForARankThatLoadsData) {
   loads.EnterPhase("data", 5);
   EXPECT_TRUE(LateRankHasTime(dir.path() / "flight", {}, later_us));
   EXPECT_FALSE(LateRankHasTime(dir.path() / "flight", {.data_s = 3}, later_us));
+  EXPECT_TRUE(
+      LateRankHasTime(dir.path() / "flight", {.data_s = 3}, later_us, later_us - 2 * kSecond));
   loads.EnterPhase("backward", 5);
   EXPECT_FALSE(LateRankHasTime(dir.path() / "flight", {}, later_us));
 }
