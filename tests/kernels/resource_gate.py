@@ -95,7 +95,7 @@ def main():
         lines += pathlib.Path(log).read_text().splitlines()
     kernels = parse(lines)
     if not kernels:
-        print("no kernel found. Run nvcc with -Xptxas -v.", file=sys.stderr)
+        print("no kernel found. Delete the objects of the kernels, and compile them with -Xptxas -v.", file=sys.stderr)
         return 2
     path = pathlib.Path(options.budget)
     budget = json.loads(path.read_text()) if path.exists() else {}
