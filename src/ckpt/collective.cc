@@ -1,6 +1,7 @@
 #include "ckpt/collective.h"
 
 #include <chrono>
+#include <limits>
 #include <new>
 #include <thread>
 #include <utility>
@@ -63,9 +64,10 @@ std::string FirstFailure(const std::vector<std::string>& outcomes) {
 // Rank 0 may delete large folders, which some disks do slowly. A save has as much time.
 constexpr double kRankZeroSeconds = 3600;
 
-void WaitForRankZero(dist::Work& work) {
+// Waits for `seconds`, and only then until the deadline of the communicator.
+void WaitLonger(dist::Work& work, double seconds) {
   const Stopwatch stopwatch;
-  while (!work.Done() && stopwatch.Seconds() < kRankZeroSeconds)
+  while (!work.Done() && stopwatch.Seconds() < seconds)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   work.WaitHost();
 }
@@ -73,8 +75,9 @@ void WaitForRankZero(dist::Work& work) {
 }  // namespace
 
 std::string OnRankZero(dist::Communicator& comm, dist::OpTag tag, const ByteAction& action) {
-  const std::string outcome = dist::BroadcastBytes(
-      comm, comm.rank() == 0 ? Run(action) : std::string(), 0, tag, WaitForRankZero);
+  const std::string outcome =
+      dist::BroadcastBytes(comm, comm.rank() == 0 ? Run(action) : std::string(), 0, tag,
+                           [](dist::Work& work) { WaitLonger(work, kRankZeroSeconds); });
   if (!Good(outcome)) Throw(outcome, Message(outcome));
   return outcome.substr(1);
 }
@@ -95,8 +98,7 @@ std::string OnEveryRank(dist::Communicator& comm, dist::OpTag tag, const ByteAct
 
 void Arrive(dist::Communicator& comm, dist::OpTag tag) {
   dist::Work arrived = comm.Barrier(tag);
-  while (!arrived.Done()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  arrived.WaitHost();
+  WaitLonger(arrived, std::numeric_limits<double>::infinity());
 }
 
 Patience::Patience(dist::Communicator& comm, double timeout_s, std::string what)

@@ -25,6 +25,7 @@
 #include "dist/communicator.h"
 #include "dist/flight_report.h"
 #include "dist/rank_context.h"
+#include "ops/out_of_memory.h"
 #include "train/record/run_folder.h"
 
 namespace halflife::cli {
@@ -32,14 +33,6 @@ namespace {
 
 constexpr char kOutOfMemory[] =
     ". Use a smaller model, batch or sequence (`halflife train --dry-run` prints the memory).";
-
-// Returns true if memory on a device or on the CPU could not be allocated. The CPU allocator's
-// error has no type of its own, so its text is searched.
-bool IsOutOfMemory(const c10::Error& error) {
-  const std::string text = error.what_without_backtrace();
-  return dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||
-         text.find("DefaultCPUAllocator") != std::string::npos;
-}
 
 Failure FailureOfCollective(const dist::CommError& error) {
   const bool echo = error.kind() == dist::CommFailure::Kind::kPeerLost ||
@@ -62,7 +55,7 @@ Failure DescribeFailure(const std::exception_ptr& thrown) {
     return {ExitCode::kEnvironment, Concat("out of memory", kOutOfMemory)};
   } catch (const c10::Error& error) {
     const std::string text = error.what_without_backtrace();
-    if (!IsOutOfMemory(error))
+    if (!ops::IsOutOfMemory(error))
       return {ExitCode::kInternal, Concat("internal fault: LibTorch: ", text)};
     return {ExitCode::kEnvironment, Concat("out of memory: ", text, kOutOfMemory)};
   } catch (const std::exception& error) {

@@ -5,17 +5,16 @@
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/topk.h>
 #include <c10/core/InferenceMode.h>
-#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <bit>
 #include <iterator>
-#include <string>
 #include <utility>
 
 #include "core/error.h"
 #include "core/log.h"
 #include "infer/generator.h"
+#include "ops/out_of_memory.h"
 
 namespace halflife::infer {
 namespace {
@@ -136,14 +135,6 @@ RowBits BitsOfRows(const model::LanguageModel& model) {
   return bits;
 }
 
-// Returns true if memory on a device or on the CPU could not be allocated. The CPU allocator's
-// error has no type of its own, so its text is searched.
-bool IsOutOfMemory(const c10::Error& error) {
-  return dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||
-         std::string(error.what_without_backtrace()).find("DefaultCPUAllocator") !=
-             std::string::npos;
-}
-
 }  // namespace
 
 BatchDecoder::BatchDecoder(const model::LanguageModel& model, const BatchConfig& config)
@@ -197,7 +188,7 @@ bool BatchDecoder::Advance() {
     } catch (const Error& error) {
       if (texts_.contains(number)) End(number, TextEnd::kFailed, error.message());
     } catch (const c10::Error& error) {
-      if (!IsOutOfMemory(error)) throw;
+      if (!ops::IsOutOfMemory(error)) throw;
       HL_ERROR("infer", "a prompt could not be read: ", error.what_without_backtrace());
       if (texts_.contains(number))
         End(number, TextEnd::kFailed, "there was no memory for it. Send fewer requests at a time");
