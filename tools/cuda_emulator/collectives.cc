@@ -1,6 +1,8 @@
 // Block barriers and warp collectives. In a collective, each lane stores pointers to its operands
 // and waits. The last lane to arrive does the work of all lanes, writes the results through their
 // pointers and continues.
+#include <bit>
+
 #include "tools/cuda_emulator/internal.h"
 
 namespace halflife::kernels::emu {
@@ -88,11 +90,8 @@ void Complete(Block& block, WarpSlot& slot, int warp_index, int running_lane) {
   const unsigned present = slot.arrived;
   if (slot.op->work != nullptr) slot.op->work(slot, present);
   slot.op = nullptr;
-  for (int lane = 0; lane < 32; ++lane) {
-    if (((present >> lane) & 1) != 0 && lane != running_lane) {
-      MakeReady(block, 32 * warp_index + lane);
-    }
-  }
+  for (unsigned left = present & ~(1u << running_lane); left != 0; left &= left - 1)
+    MakeReady(block, 32 * warp_index + std::countr_zero(left));
 }
 
 WarpSlot& FindSlot(Warp& warp, const WarpOp& op, unsigned mask, unsigned bit, Place place) {
@@ -217,23 +216,24 @@ struct MmaOperands {
 float LowBf16(uint32_t x) { return __uint_as_float(x << 16); }
 float HighBf16(uint32_t x) { return __uint_as_float(x & 0xffff0000u); }
 
-// Adds the product to each lane's fragment of d [16, 8]: element i of lane 4 g + t is row g + 8 (i
-// / 2), column 2 t + i % 2.
+// Adds the product of a [16, depth] and b [depth, 8] to each lane's fragment of d [16, 8]: element i of
+// lane 4 g + t is row g + 8 (i / 2), column 2 t + i % 2.
 void AddProduct(WarpSlot& slot, const float* a, const float* b, int depth) {
-  for (int lane = 0; lane < 32; ++lane) {
-    float* const d = static_cast<MmaOperands*>(slot.operands[lane])->d;
-    for (int i = 0; i < 4; ++i) {
-      const float* const row = a + (lane / 4 + 8 * (i / 2)) * depth;
-      const float* const col = b + (2 * (lane % 4) + i % 2) * depth;
-      float sum = 0;
-      for (int k = 0; k < depth; ++k) sum += row[k] * col[k];
-      d[i] += sum;
+  for (int row = 0; row < 16; ++row) {
+    float sums[8] = {};
+    for (int k = 0; k < depth; ++k) {
+      for (int col = 0; col < 8; ++col) sums[col] += a[row * depth + k] * b[k * 8 + col];
+    }
+    for (int t = 0; t < 4; ++t) {
+      float* const d = static_cast<MmaOperands*>(slot.operands[4 * (row % 8) + t])->d + row / 8 * 2;
+      d[0] += sums[2 * t];
+      d[1] += sums[2 * t + 1];
     }
   }
 }
 
 void DoMmaBf16(WarpSlot& slot, unsigned) {
-  float a[16 * 16], b[8 * 16];  // [row, k], [n, k]
+  float a[16 * 16], b[16 * 8];
   for (int lane = 0; lane < 32; ++lane) {
     const auto& own = *static_cast<MmaOperands*>(slot.operands[lane]);
     const int g = lane / 4, t = lane % 4;
@@ -243,9 +243,9 @@ void DoMmaBf16(WarpSlot& slot, unsigned) {
       at[1] = HighBf16(own.a[i]);
     }
     for (int i = 0; i < 2; ++i) {
-      float* const at = b + g * 16 + 2 * t + 8 * i;
+      float* const at = b + (2 * t + 8 * i) * 8 + g;
       at[0] = LowBf16(own.b[i]);
-      at[1] = HighBf16(own.b[i]);
+      at[8] = HighBf16(own.b[i]);
     }
   }
   AddProduct(slot, a, b, 16);
@@ -260,7 +260,7 @@ void DoMmaTf32(WarpSlot& slot, unsigned) {
     for (int i = 0; i < 4; ++i) {
       a[(g + 8 * (i % 2)) * 8 + t + 4 * (i / 2)] = value(own.a[i]);
     }
-    for (int i = 0; i < 2; ++i) b[g * 8 + t + 4 * i] = value(own.b[i]);
+    for (int i = 0; i < 2; ++i) b[(t + 4 * i) * 8 + g] = value(own.b[i]);
   }
   AddProduct(slot, a, b, 8);
 }

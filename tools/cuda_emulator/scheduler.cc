@@ -130,7 +130,8 @@ Fiber& PickNext() {
       next = block.ready.Last();
       break;
     case Order::kRandom:
-      next = block.ready[NextRandom(block) % static_cast<uint64_t>(block.ready.count())];
+      next =
+          block.ready[(NextRandom(block) >> 32) * static_cast<uint64_t>(block.ready.count()) >> 32];
       break;
   }
   block.ready.Remove(next);

@@ -43,12 +43,13 @@ void ReadRow(const Block& block, uint64_t descriptor, int row, float (&out)[kDep
   }
 }
 
-// Reads rows [0, 16) of column `column`.
-void ReadColumn(const Block& block, uint64_t descriptor, int column, float (&out)[kDepth]) {
+// Reads rows [0, 16) of columns `column` and `column` + 1, which share a unit.
+void ReadColumns(const Block& block, uint64_t descriptor, int column, float (&out)[2][kDepth]) {
   for (int row = 0; row < kDepth; ++row) {
     float part[8];
     ReadUnit(block, descriptor, row, column / 8, part);
-    out[row] = part[column % 8];
+    out[0][row] = part[column % 8];
+    out[1][row] = part[column % 8 + 1];
   }
 }
 
@@ -68,16 +69,19 @@ void AddFragment(Block& block, const Fiber& self, const Wgmma& op) {
   // The thread computes columns 8 j + 2 t and 8 j + 2 t + 1. Every fourth thread reads the same
   // rows of B.
   for (int j = 0; j < 8; ++j) {
-    for (int c = 0; c < 2; ++c) {
-      float b[kDepth];
-      const int column = WgmmaD(thread, 4 * j + c).col;
-      (op.b_of_rows ? ReadColumn : ReadRow)(block, op.desc_b, column, b);
-      for (int h = 0; h < 2; ++h) {
-        float sum = 0;
-        for (int k = 0; k < kDepth; ++k) sum += a[h][k] * b[k];
-        op.accumulator[4 * j + 2 * h + c] += sum;
-      }
+    float b[2][kDepth];
+    const int column = WgmmaD(thread, 4 * j).col;
+    if (op.b_of_rows) {
+      ReadColumns(block, op.desc_b, column, b);
+    } else {
+      ReadRow(block, op.desc_b, column, b[0]);
+      ReadRow(block, op.desc_b, column + 1, b[1]);
     }
+    float sums[4] = {};  // index: 2 h + c
+    for (int k = 0; k < kDepth; ++k) {
+      for (int i = 0; i < 4; ++i) sums[i] += a[i / 2][k] * b[i % 2][k];
+    }
+    for (int i = 0; i < 4; ++i) op.accumulator[4 * j + i] += sums[i];
   }
 }
 
