@@ -167,7 +167,7 @@ function(hl_emulated_test)
           set(label sanitized)
         endif()
         set_tests_properties(${test} PROPERTIES LABELS ${label} TIMEOUT ${HALFLIFE_TIMEOUT_emulated}
-          ENVIRONMENT "${environment}")
+          COST ${HALFLIFE_COST_emulated} ENVIRONMENT "${environment}")
       endforeach()
     endforeach()
   endforeach()

@@ -110,6 +110,20 @@ set(HALFLIFE_TIMEOUT_gpu 1500)
 set(HALFLIFE_TIMEOUT_e2e 3000)
 set(HALFLIFE_TIMEOUT_slurm 3000)
 
+# CTest starts tests with a higher COST first. Long ones start early, so that all cores are busy until the end.
+set(HALFLIFE_COST_unit 0)
+set(HALFLIFE_COST_gpu 0)
+set(HALFLIFE_COST_emulated 300)
+set(HALFLIFE_COST_e2e 500)
+set(HALFLIFE_COST_mpi 1000)
+set(HALFLIFE_COST_slurm 1000)
+
+# hl_waiting_tests(NAME...): tests that wait most of the time, for timers or for other processes. One of them
+# runs at a time, from the beginning, and tests that compute run next to it.
+function(hl_waiting_tests)
+  set_tests_properties(${ARGN} PROPERTIES RESOURCE_LOCK waiting COST 1000)
+endfunction()
+
 # hl_test(NAME philox_test SOURCES philox_test.cc LIBS hl_core [LABEL unit] [EVERY_INSTRUCTION_SET]
 #   [STANDALONE]): a CTest entry that runs the GoogleTest tests of SOURCES.
 #
@@ -141,7 +155,7 @@ function(hl_test)
   endif()
   add_test(NAME ${T_NAME} COMMAND ${command})
   set_tests_properties(${T_NAME} PROPERTIES LABELS ${T_LABEL} TIMEOUT ${HALFLIFE_TIMEOUT_${T_LABEL}}
-    ENVIRONMENT "OMP_NUM_THREADS=1;ASAN_OPTIONS=detect_leaks=0")
+    COST ${HALFLIFE_COST_${T_LABEL}} ENVIRONMENT "OMP_NUM_THREADS=1;ASAN_OPTIONS=detect_leaks=0")
 endfunction()
 
 # The compile and link options of every test program.
@@ -202,8 +216,9 @@ function(hl_mpi_test)
   foreach(ranks ${T_RANKS})
     add_test(NAME ${T_NAME}_${ranks}
       COMMAND ${MPIEXEC_EXECUTABLE} -n ${ranks} --oversubscribe --bind-to none $<TARGET_FILE:${T_NAME}> --ranks=${ranks})
-    set_tests_properties(${T_NAME}_${ranks} PROPERTIES LABELS ${T_LABEL} TIMEOUT ${HALFLIFE_TIMEOUT_${T_LABEL}} PROCESSORS 2 SKIP_RETURN_CODE 77
+    set_tests_properties(${T_NAME}_${ranks} PROPERTIES LABELS ${T_LABEL} TIMEOUT ${HALFLIFE_TIMEOUT_${T_LABEL}} SKIP_RETURN_CODE 77
       ENVIRONMENT "OMP_NUM_THREADS=1;HALFLIFE_SHARE_GPU=1;OMPI_ALLOW_RUN_AS_ROOT=1;OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;ASAN_OPTIONS=detect_leaks=0"
       ENVIRONMENT_MODIFICATION "OMPI_MCA_orte_tmpdir_base=set:${CMAKE_CURRENT_BINARY_DIR}/${T_NAME}_${ranks}.tmp")
+    hl_waiting_tests(${T_NAME}_${ranks})
   endforeach()
 endfunction()

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -17,17 +18,32 @@
 
 namespace halflife::test {
 
+// Returns at least the first `count` standard normals of a seed, valid until the thread's next call. Drawing
+// them would take most of the time of many tests, which use the same seeds again and again, so up to 2^24
+// values (128 MB) are kept.
+inline const std::vector<double>& NormalsOfSeed(uint64_t seed, int64_t count) {
+  thread_local std::map<uint64_t, std::vector<double>> kept;
+  thread_local int64_t num_kept = 0;
+  if (num_kept + count > int64_t{1} << 24) {
+    kept.clear();
+    num_kept = 0;
+  }
+  const RandomKey key = MakeRandomKey(seed, RandomPurpose::kTest, 0);
+  std::vector<double>& values = kept[seed];
+  for (auto i = static_cast<int64_t>(values.size()); i < count; ++i, ++num_kept) {
+    const RandomCounter draw = Draw(key, static_cast<uint64_t>(i), 0, 0);
+    values.push_back(ToNormal(draw.x[0], draw.x[1]).a);
+  }
+  return values;
+}
+
 // Draws standard normals in fp64 and casts them to `dtype`. fp32 and fp64 tensors of one seed agree
 // up to rounding.
 inline at::Tensor Normal(std::vector<int64_t> shape, uint64_t seed,
                          at::ScalarType dtype = at::kDouble) {
   at::Tensor out = at::empty(shape, at::kDouble);
-  double* data = out.mutable_data_ptr<double>();
-  const RandomKey key = MakeRandomKey(seed, RandomPurpose::kTest, 0);
-  for (int64_t i = 0; i < out.numel(); ++i) {
-    const RandomCounter draw = Draw(key, static_cast<uint64_t>(i), 0, 0);
-    data[i] = ToNormal(draw.x[0], draw.x[1]).a;
-  }
+  std::copy_n(NormalsOfSeed(seed, out.numel()).begin(), out.numel(),
+              out.mutable_data_ptr<double>());
   return out.to(dtype);
 }
 
