@@ -69,6 +69,9 @@ HfModel HfModel::Open(const std::filesystem::path& path, const std::string& layo
   // The class has no position table.
   if (model.max_positions_ == 0) model.max_positions_ = positions.usual;
   model.config_ = model.layout_->ReadConfig(reader);
+  // 0 is legal in the classes, and has no effect on a model whose weights are read.
+  if (model.config_.initializer_range == 0)
+    model.config_.initializer_range = model::ModelConfig().initializer_range;
   reader.Check();
   // The class of the whole folder ties the head if the outer key says so.
   if (!member.empty() && model.folder_.config().value("tie_word_embeddings", false))
@@ -119,14 +122,17 @@ std::string HfModel::BufferProblem(const HfTensor& tensor, const std::string& na
 }
 
 std::string HfModel::StoredName(const std::string& name) const {
-  if (folder_.Find(name) != nullptr) return name;
-  for (const std::string& other : layout_->OtherNames(name))
-    if (folder_.Find(other) != nullptr) return other;
+  std::vector<std::string> names = layout_->OtherNames(name);
+  names.insert(names.begin(), name);
   const std::string prefix = layout_->OptionalPrefix();
-  if (!name.starts_with(prefix)) return name;
   const auto first = folder_.tensors().lower_bound(prefix);
   const bool written = first != folder_.tensors().end() && first->first.starts_with(prefix);
-  return written ? name : name.substr(prefix.size());
+  for (std::string& own : names) {
+    if (folder_.Find(own) != nullptr) return own;
+    if (!written && own.starts_with(prefix)) own.erase(0, prefix.size());
+    if (folder_.Find(own) != nullptr) return own;
+  }
+  return names.front();
 }
 
 std::vector<std::string> HfModel::StoredPieces(const std::string& name) const {
@@ -175,12 +181,17 @@ void HfModel::Match(ConfigReader& reader) {
       config_.head.tied = false;
     }
   }
+  // A tied folder may have the common tensor under the name of the head.
+  const bool under_head =
+      config_.head.tied && layout_->can_tie() && spare.contains(head) && !spare.contains(embedding);
   std::set<std::string> asked;
   const model::LanguageModel declared(config_);
   if (declared.max_positions() > 0) max_positions_ = declared.max_positions();
   for (const dist::ParamSpec& spec : declared.parameters().specs()) {
     const auto [name_of_class, placement] = layout_->PlaceOf(config_, spec.name, &reader);
-    const std::vector<std::string> names = StoredPieces(name_of_class);
+    const std::vector<std::string> names = under_head && spec.name == "embeddings.weight"
+                                               ? std::vector{head}
+                                               : StoredPieces(name_of_class);
     Stored& stored = stored_[spec.name] = {{}, placement, spec.shape};
     weights_.push_back({spec.name, spec.shape});
     for (const std::string& name : names) stored.pieces.push_back(folder_.Find(name));

@@ -301,7 +301,7 @@ Layout::TensorPlace Layout::PlaceOf(const model::ModelConfig&, const std::string
 }
 std::vector<std::string> Layout::OtherNames(const std::string&) const { return {}; }
 std::vector<std::string> Layout::PiecesOf(const std::string&) const { return {}; }
-std::string Layout::OptionalPrefix() const { return {}; }
+std::string Layout::OptionalPrefix() const { return "model."; }
 bool Layout::IsBuffer(const std::string&, ConfigReader&) const { return false; }
 std::vector<float> Layout::BufferValues(const std::string&, ConfigReader&) const { return {}; }
 bool Layout::IsUnused(const std::string&) const { return false; }

@@ -163,7 +163,8 @@ class Layout {
   // Returns the member of config.json that describes the model, such as "text_config" in folders of
   // models that also see images. Empty: config.json itself.
   virtual std::string config_member() const { return {}; }
-  // Returns a prefix that old folders omit from all names. Empty: none.
+  // Returns the prefix that old folders, and folders of the class without a head, omit from all
+  // names.
   virtual std::string OptionalPrefix() const;
   // True for tensors that folders may contain but that hold no weights.
   virtual bool IsBuffer(const std::string& tensor, ConfigReader& reader) const;

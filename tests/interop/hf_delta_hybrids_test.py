@@ -2,7 +2,7 @@
 """Tests that halflife import, score and export agree with transformers for hybrids of Gated DeltaNet and
 softmax attention: Qwen3.5, Qwen3-Next without experts, OLMo Hybrid.
 
-    .venv-compare/bin/python tests/interop/hf_delta_hybrids_test.py build/cpu/tests/interop/engine_server
+    .venv-compare/bin/python tests/interop/hf_delta_hybrids_test.py build/cpu/tests/engine_server
 """
 
 import json

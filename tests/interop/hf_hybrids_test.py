@@ -2,7 +2,7 @@
 """Tests that halflife import, score and export agree with transformers for hybrids of Mamba-2 and softmax
 attention.
 
-    .venv-compare/bin/python tests/interop/hf_hybrids_test.py build/cpu/tests/interop/engine_server
+    .venv-compare/bin/python tests/interop/hf_hybrids_test.py build/cpu/tests/engine_server
 """
 
 import random
@@ -236,6 +236,17 @@ class Hybrids(shared.FolderChecks):
 
         shared.change_config(folder, make_old)
         self.check_round_trips(folder, self.log_probs_of(model), "--model-type", "bamba")
+
+    def test_bamba_with_numbers_beyond_its_layers(self):
+        folder, model = self.make_folder(**BAMBA | {"attn_layer_indices": [1, 9, 1]})
+        self.check_round_trips(folder, self.log_probs_of(model))
+
+    def test_attention_beside_sizes_of_mamba2_without_layers(self):
+        """The class ignores these sizes. A head of Mamba-2 of 640 channels is too wide for halflife."""
+        folder, model = self.make_folder(**GRANITE | {
+            "layer_types": ["full_attention"] * 3, "hidden_size": 640, "mamba_n_heads": 1,
+            "mamba_d_head": 640, "mamba_expand": 1})
+        self.check_round_trips(folder, self.log_probs_of(model))
 
     def test_bamba_that_is_refused(self):
         folder, _ = self.make_folder(**BAMBA)

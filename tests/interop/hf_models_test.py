@@ -2,7 +2,7 @@
 """Tests that halflife import, score and export agree with the Llama, GPT-2, Mamba, Mamba-2, RWKV-4 and
 Kimi Linear of transformers, and with reference_models.py.
 
-    .venv-compare/bin/python tests/interop/hf_models_test.py build/cpu/tests/interop/engine_server
+    .venv-compare/bin/python tests/interop/hf_models_test.py build/cpu/tests/engine_server
 """
 
 import json
@@ -71,6 +71,9 @@ FLA_VARIANTS = {
                               "allow_neg_eigval": True},
     "delta_net_sum_norm": {"model_type": "delta_net", "num_heads": 2, "qk_norm": "sum",
                            "qk_activation": "elu"},
+    "delta_net_sum_norm_of_signs": {"model_type": "delta_net", "num_heads": 2, "qk_norm": "sum"},
+    "delta_net_without_attention": {"model_type": "delta_net", "num_heads": 2,
+                                    "attn": {"layers": [], "num_heads": 2}},
     "delta_net_hybrid": {"model_type": "delta_net", "num_heads": 2, "num_hidden_layers": 3,
                          "attn": {"layers": [1], "num_heads": 4}},
     "gated_deltanet": {"model_type": "gated_deltanet", "num_heads": 2, "head_dim": 12},
@@ -185,6 +188,9 @@ RWKV_VARIANTS = {
     "eps_and_width": {"layer_norm_epsilon": 1e-3, "intermediate_size": 40, "rescale_every": 0},
     "tied_and_deep": {"tie_word_embeddings": True, "num_hidden_layers": 3, "rescale_every": 0},
     "another_width_of_attention": {"attention_hidden_size": 24},
+    "halved_after_each_block": {"num_hidden_layers": 4, "rescale_every": 1},
+    "halved_between_blocks": {"num_hidden_layers": 3, "rescale_every": 2, "layer_norm_epsilon": 1e-3},
+    "negative": {"rescale_every": -1, "initializer_range": 0.0},
 }
 RWKV7_VARIANTS = {
     "default_ranks": {"head_dim": 8},
@@ -450,8 +456,9 @@ class HfModels(FolderChecks):
                 self.check_same_tensors(folder, exported)
                 written = json.loads((exported / "config.json").read_text())
                 width = variant.get("attention_hidden_size", 32)
+                halved = variant.get("rescale_every", 0) if name.startswith("halved") else 0
                 self.assertEqual((written["rescale_every"], written["attention_hidden_size"]),
-                                 (0, width))
+                                 (halved, width))
 
     def test_rwkv_of_another_width_warns(self):
         folder, _ = self.make_rwkv_folder(attention_hidden_size=24)
@@ -577,9 +584,14 @@ class HfModels(FolderChecks):
         for keys, norm in (({"norm_before_gate": True}, "norm_first"), ({"rmsnorm": False}, "none")):
             with self.fresh(norm):
                 folder, _ = self.make_mamba2_folder(n_groups=1)
-                # fla's folders are recognised by the name of their eps
-                change_config(folder, lambda config, keys=keys: config.update(
-                    keys | {"norm_eps": config.pop("layer_norm_epsilon")}))
+                # fla's folders are recognised by keys that only its class has. Both eps have a default.
+                own = {"norm_eps": 1e-5} if norm == "none" else {"rmsnorm": True}
+
+                def make_fla(config, keys=keys | own):
+                    del config["layer_norm_epsilon"]
+                    config.update(keys)
+
+                change_config(folder, make_fla)
                 if norm == "none":
                     change_weights(folder, lambda all: [all.pop(name) for name in list(all)
                                                         if name.endswith("mixer.norm.weight")])
@@ -593,10 +605,12 @@ class HfModels(FolderChecks):
                                                            rms_norm=True))
         self.check_exported_folder(folder, self.log_probs_of(model), Mamba2ForCausalLM)
 
-    def test_a_rescaled_mamba2(self):
-        folder, _ = self.make_mamba2_folder(rescale_prenorm_residual=True)
-        output = halflife("import", "--from", folder, "--out", self.dir / "run")
-        self.assertIn("rescale_prenorm_residual is true. transformers divides out_proj", output)
+    def test_a_rescaled_mamba(self):
+        for make in (self.make_mamba_folder, self.make_mamba2_folder):
+            with self.fresh(make.__name__):
+                folder, _ = make(rescale_prenorm_residual=True)
+                output = halflife("import", "--from", folder, "--out", self.dir / "run")
+                self.assertIn("rescale_prenorm_residual is true. transformers divides out_proj", output)
 
     def test_texts_longer_than_the_positions_of_gpt2(self):
         folder, _ = self.make_gpt2_folder(n_positions=64)
@@ -699,6 +713,30 @@ class HfModels(FolderChecks):
                 self.assertEqual("lm_head.weight" in shapes_of(exported), name == "other")
                 output = halflife("import", "--from", folder, "--out", self.dir / "again")
                 self.assertEqual("The model is read as untied." in output, name == "other")
+
+    def test_a_tied_model_stored_under_the_name_of_its_head(self):
+        folder, model = self.make_llama_folder(tie_word_embeddings=True)
+        change_weights(folder, lambda weights: weights.update(
+            {"lm_head.weight": weights.pop("model.embed_tokens.weight")}))
+        self.check_round_trips(folder, self.log_probs_of(model))
+
+    def test_names_without_the_prefix_of_the_class(self):
+        """A folder that was saved from the class without a head."""
+        for model_type in ("llama", "qwen3", "mamba", "mamba2", "rwkv"):
+            with self.fresh(model_type):
+                if model_type == "rwkv":
+                    folder, model = self.make_rwkv_folder(tie_word_embeddings=True)
+                elif model_type.startswith("mamba"):
+                    make = {"mamba": self.make_mamba_folder, "mamba2": self.make_mamba2_folder}
+                    folder, model = make[model_type](tie_word_embeddings=True)
+                else:
+                    folder, model = self.make_like_llama_folder(
+                        model_type, tie_word_embeddings=True, num_key_value_heads=2, head_dim=8)
+                (folder / "model.safetensors").unlink()
+                model.base_model.save_pretrained(folder, safe_serialization=True)
+                prefix = model.base_model_prefix + "."
+                self.assertFalse([name for name in shapes_of(folder) if name.startswith(prefix)])
+                self.check_round_trips(folder, self.log_probs_of(model))
 
     def test_an_untied_model_without_a_head(self):
         folder, _ = self.make_llama_folder()

@@ -247,10 +247,11 @@ TEST(ChooseLayoutTest, ListsWhatRwkvHasNot) {
   config.embedding.norm = false;
   config.final_norm.reset();
   config.hybrid[0].mixer->Set("form", "rwkv7");
-  EXPECT_HL_ERROR(Chosen(config), ExitCode::kUsage, "rwkv: the embedding has no norm",
-                  "the last norm is not a layer_norm with a weight, a bias and an eps of 1e-05",
-                  "num_layers is 3. Only even numbers are supported",
-                  "the form of rwkv_channel_mix is rwkv7. Only rwkv4 is supported.");
+  EXPECT_HL_ERROR(
+      Chosen(config), ExitCode::kUsage, "rwkv: the embedding has no norm",
+      "no rescale_every gives the eps of the norms. Set final_norm with an eps of 1e-05",
+      "num_layers is 3. Only even numbers are supported",
+      "the form of rwkv_channel_mix is rwkv7. Only rwkv4 is supported.");
   config = RwkvModel();
   config.hybrid.clear();
   EXPECT_HL_ERROR(Chosen(config), ExitCode::kUsage,
@@ -594,9 +595,9 @@ TEST(LayoutTest, RankOfFlasMamba) {
 
 // The class of transformers ignores fla's key.
 TEST(LayoutTest, LimitsOfFlaInAMamba2OfTransformers) {
-  EXPECT_HL_ERROR(Read("mamba2", R"({"dt_limit": [0.1, 1.0]})"), ExitCode::kData,
-                  "time_step_limit and dt_limit differ");
-  EXPECT_NO_THROW(Read("mamba2", R"({"norm_eps": 1e-5, "dt_limit": [0.1, 1.0]})"));
+  EXPECT_HL_ERROR(Read("mamba2", R"({"layer_norm_epsilon": 1e-5, "dt_limit": [0.1, 1.0]})"),
+                  ExitCode::kData, "time_step_limit and dt_limit differ");
+  EXPECT_NO_THROW(Read("mamba2", R"({"dt_limit": [0.1, 1.0]})"));
 }
 
 TEST(LayoutTest, ShortConvolutionsOfOneTap) {
@@ -772,24 +773,28 @@ TEST(LayoutTest, RotationOfOlmoHybrid) {
   EXPECT_EQ(theta(R"(, "rope_theta": null, "rope_parameters": {"rope_theta": 500})"), 500);
 }
 
-// Halvings of the residual stream enlarge eps of the last norm.
+// Each halving of the residual stream multiplies eps of the later norms by 4.
 TEST(LayoutTest, RescaleEveryOfRwkv) {
-  const auto eps = [](const std::string& keys) {
-    const model::ModelConfig config = Read("rwkv", R"({"num_hidden_layers": 8)" + keys + "}");
-    return config.final_norm.value_or(config.norm).Get<double>("eps");
-  };
-  EXPECT_EQ(eps(R"(, "rescale_every": 0)"), 1e-5);
-  EXPECT_EQ(eps(""), 4e-5);
-  EXPECT_EQ(eps(R"(, "rescale_every": 3)"), 16e-5);
-  EXPECT_HL_ERROR(eps(R"(, "rescale_every": 2, "layer_norm_epsilon": 1e-3)"), ExitCode::kData,
-                  "rescale_every is 2 with 8 layers and a layer_norm_epsilon of 0.001",
-                  "Use a model with a rescale_every of 0.");
+  for (const auto& [every, halvings] : {std::pair{0, 0}, {-3, 0}, {6, 1}, {3, 2}, {8, 1}, {9, 0}}) {
+    const model::ModelConfig config =
+        Read("rwkv", Concat(R"({"num_hidden_layers": 8, "layer_norm_epsilon": 2e-3, )",
+                            R"("hidden_size": 64, "rescale_every": )", every, "}"));
+    EXPECT_EQ(config.final_norm.value_or(config.norm).Get<double>("eps"),
+              std::ldexp(1e-5, 2 * halvings));
+    for (int layer = 0; layer < 16; ++layer) {
+      const int before = every > 0 ? layer / 2 / every : 0;
+      EXPECT_EQ(config.block_of(layer).Get<double>("norm_eps"),
+                before == 0 ? 0 : std::ldexp(2e-3, 2 * before));
+    }
+    nlohmann::ordered_json written;
+    ChooseLayout(config, "rwkv").WriteConfig(model::Resolved(config), written);
+    EXPECT_EQ(written["rescale_every"], halvings == 0 ? 0 : every);
+  }
   model::ModelConfig config = RwkvModel();
-  config.num_layers = 16;
-  config.final_norm = model::NormConfig("layer_norm", {{"eps", 16e-5}});
-  nlohmann::ordered_json written;
-  ChooseLayout(config, "rwkv").WriteConfig(model::Resolved(config), written);
-  EXPECT_EQ(written["rescale_every"], 4);
+  config.final_norm = model::NormConfig("layer_norm", {{"eps", 3e-5}});
+  EXPECT_HL_ERROR(
+      ChooseLayout(config, "rwkv"), ExitCode::kUsage,
+      "no rescale_every gives the eps of the norms. Set final_norm with an eps of 1e-05");
 }
 
 TEST(LayoutTest, RefusesWhatRwkvHasNotByName) {

@@ -81,7 +81,7 @@ def delta_net(config, w, x):
     if config.get("qk_norm", "l2") == "l2":
         q, k = l2_norm(q), l2_norm(k)
     else:
-        q, k = q / q.sum(-1, keepdim=True), k / k.sum(-1, keepdim=True)
+        q, k = (x / x.abs().sum(-1, keepdim=True).clamp_min(1e-6) for x in (q, k))
     beta = beta_of(config, w, x)
     o = delta_rule(q, k, v, beta, torch.zeros_like(beta)[..., None])
     o = rms_norm(o, w["o_norm.weight"], config.get("norm_eps", 1e-6)).flatten(1)

@@ -255,6 +255,12 @@ TEST_F(Parts, BlocksArithmetic) {
   const auto scaled = make(BlockConfig("pre_norm", {{"residual_multiplier", 0.25}}), "e.");
   const at::Tensor part = x_ + 0.5 * n(x_);
   EXPECT_TRUE(Close(RunBlock(*scaled, x_), part + 0.25 * n(part), 1e-11));
+  const auto large_eps = make(BlockConfig("pre_norm", {{"norm_eps", 0.3}}), "g.");
+  NormConfig large = norm;
+  large.Set("eps", 0.3);
+  const auto of_large = MakeNorm(large, Context(), kDim);
+  const at::Tensor first = x_ + 2 * (*of_large)(x_);
+  EXPECT_TRUE(Close(RunBlock(*large_eps, x_), first + (*of_large)(first), 1e-11));
   const auto output = make(BlockConfig("output_norm"), "f.");
   const at::Tensor mixed = x_ + n(2 * x_);
   EXPECT_TRUE(Close(RunBlock(*output, x_), mixed + n(mixed), 1e-11));

@@ -9,7 +9,8 @@ namespace {
 
 constexpr double kRotatedShare = 0.5;
 
-// Reads `attn_layer_indices`, the numbers of the layers with attention.
+// Reads `attn_layer_indices`, the numbers of the layers with attention. As in the class, numbers
+// beyond the last layer have no effect.
 std::vector<int64_t> ReadAttentionIndices(ConfigReader& reader, int64_t num_layers) {
   constexpr const char* kKey = "attn_layer_indices";
   const nlohmann::json* indices = reader.Member(kKey);
@@ -21,9 +22,6 @@ std::vector<int64_t> ReadAttentionIndices(ConfigReader& reader, int64_t num_laye
   for (int64_t layer = 0; indices->is_array() && layer < num_layers; ++layer)
     if (std::ranges::find(*indices, nlohmann::json(layer)) != indices->end())
       layers.push_back(layer);
-  reader.Require(!indices->is_array() || layers.size() == indices->size(), kKey,
-                 " has numbers that are not layers, or has one twice. Use each number from 0 to ",
-                 num_layers - 1, " at most once.");
   return layers;
 }
 

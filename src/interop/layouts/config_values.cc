@@ -102,8 +102,13 @@ std::optional<std::vector<int64_t>> ReadLayersOfType(ConfigReader& reader, const
   reader.Require(fits, key, " is not a list with one name for each of the ", num_layers,
                  " layers. Correct the list, or remove the key.");
   if (!fits) return std::nullopt;
-  const auto is_in = [](const nlohmann::json& name, const std::vector<const char*>& names) {
-    return std::ranges::any_of(names, [&](const char* own) { return name == own; });
+  // transformers still reads the old names of two types, in every class.
+  const auto new_name = [](const nlohmann::json& name) -> nlohmann::json {
+    return name == "attention" ? "full_attention" : name == "mamba" ? "linear_attention" : name;
+  };
+  const auto is_in = [&](const nlohmann::json& name, const std::vector<const char*>& names) {
+    return std::ranges::any_of(
+        names, [&](const char* own) { return name == own || new_name(name) == own; });
   };
   std::vector<int64_t> found;
   for (size_t layer = 0; layer < list->size(); ++layer) {

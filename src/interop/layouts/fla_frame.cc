@@ -33,6 +33,7 @@ void ReadHybridEntry(ConfigReader& reader, const nlohmann::json& entry,
   mixer.Set("num_heads", heads);
   ReadFlaAttention(inner, mixer);
   inner.Check();
+  if (valid && group.layers.empty()) config.hybrid.pop_back();
 }
 
 // Adds obstacles for attention options that no public class supports.
@@ -76,6 +77,8 @@ std::vector<std::string> PartObstacles(const model::ModelConfig& config, const C
     require(parts.residual_multiplier || config.block.Get<double>("residual_multiplier") == 1,
             "residual_multiplier of the block is ",
             config.block.Get<double>("residual_multiplier"));
+    require(config.block.Get<double>("norm_eps") == 0, "norm_eps of the block is ",
+            config.block.Get<double>("norm_eps"));
   }
   require(!config.final_norm, "the model has a separate final_norm");
   if (same(config.norm, parts.norm)) {

@@ -52,7 +52,7 @@ std::vector<int64_t> GatedDeltaHybrid::ReadFullLayers(
                                      {.other = {kLinearAttention}, .wanted = {kFullAttention}}))
     return *listed;
   std::vector<int64_t> full;
-  for (int64_t layer = 0; layer < std::min(num_layers, kMostLayers); ++layer)
+  for (int64_t layer = 0; layer < std::min(num_layers, kMaxLayers); ++layer)
     if (is_full(layer)) full.push_back(layer);
   return full;
 }

@@ -13,7 +13,7 @@
 namespace halflife::interop {
 
 // No model has more layers. A config with more is reported after it was read.
-inline constexpr int64_t kMostLayers = int64_t{1} << 14;
+inline constexpr int64_t kMaxLayers = int64_t{1} << 14;
 
 class GatedDeltaHybrid : public Layout {
  public:

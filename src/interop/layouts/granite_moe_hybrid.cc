@@ -18,7 +18,7 @@ std::vector<int64_t> ReadAttentionLayers(ConfigReader& reader, int64_t num_layer
   const char* key = reader.Has("layer_types") ? "layer_types" : "layers_block_type";
   reader.Ignore({"layer_types", "layers_block_type"});
   return ReadLayersOfType(reader, key, num_layers,
-                          {.other = {kLinearLayer, "mamba"}, .wanted = {kFullLayer, "attention"}})
+                          {.other = {kLinearLayer}, .wanted = {kFullLayer}})
       .value_or(std::vector<int64_t>());
 }
 

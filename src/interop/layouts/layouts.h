@@ -169,6 +169,7 @@ class FlaLayout : public Layout {
 
 // Converts a parameter name to the form of mamba and mamba2, whose layers consist of a norm and a
 // mixer.
+inline constexpr const char* kBackbone = "backbone.";
 std::string BackboneName(const std::string& parameter);
 
 // Reads the number and widths of the heads of a linear mixer.

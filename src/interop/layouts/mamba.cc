@@ -2,6 +2,8 @@
 // libraries have the same model_type and tensors and mostly the same keys. Export writes the keys
 // of both, so that either class computes the same from one folder. Names within a mixer are the
 // same as in halflife.
+#include <algorithm>
+#include <initializer_list>
 #include <nlohmann/json.hpp>
 
 #include "core/log.h"
@@ -24,9 +26,23 @@ void IgnoreKeysOfTraining(ConfigReader& reader) {
 }
 
 // transformers and fla have classes of the same names. Their keys and defaults differ. A folder of
-// fla is recognised by the name of its eps.
+// fla is recognised by keys that only fla's class has.
 bool IsFla(ConfigReader& reader) {
-  return reader.Has("norm_eps") && !reader.Has("layer_norm_epsilon");
+  if (reader.Has("layer_norm_epsilon")) return false;
+  return std::ranges::any_of(
+      std::initializer_list<const char*>{"norm_eps", "rmsnorm", "D_has_hdim", "dt_limit", "dt_min",
+                                         "dt_max", "dt_init_floor", "dt_rank", "dt_scale",
+                                         "dt_init_scheme", "fuse_norm", "fuse_cross_entropy",
+                                         "fuse_linear_cross_entropy", "use_l2warp"},
+      [&](const char* key) { return reader.Has(key); });
+}
+
+void WarnOfRescaling(ConfigReader& reader, bool is_fla) {
+  if (is_fla || !reader.Bool("rescale_prenorm_residual", false)) return;
+  HL_WARN("interop", reader.where(), ": rescale_prenorm_residual is true. transformers divides ",
+          "out_proj by the root of the number of layers when it loads the folder. halflife uses ",
+          "the stored weights. Set rescale_prenorm_residual to false in config.json for equal ",
+          "scores in transformers.");
 }
 
 double ReadNormEps(ConfigReader& reader) {
@@ -39,6 +55,7 @@ double ReadNormEps(ConfigReader& reader) {
 
 class Mamba : public Layout {
  public:
+  std::string OptionalPrefix() const override { return kBackbone; }
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
     std::vector<std::string> lines = PartObstacles(
         config, {.channel_mixer = model::kNoChannelMixer, .mlp_bias = MlpBias::kOption});
@@ -105,6 +122,7 @@ class Mamba : public Layout {
     reader.Require(reader.Bool("use_conv_bias", true),
                    "use_conv_bias is false. Only true is supported.");
     RequireSwish(reader, "silu");
+    WarnOfRescaling(reader, is_fla);
   }
   // 0: derived from the model's width.
   static int64_t ReadRank(ConfigReader& reader, const char* key) {
@@ -115,6 +133,7 @@ class Mamba : public Layout {
 
 class Mamba2 : public Layout {
  public:
+  std::string OptionalPrefix() const override { return kBackbone; }
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
     std::vector<std::string> lines = PartObstacles(
         config, {.channel_mixer = model::kNoChannelMixer, .mlp_bias = MlpBias::kOption});
@@ -234,12 +253,7 @@ class Mamba2 : public Layout {
     reader.Require(!reader.Bool("D_has_hdim", false),
                    "D_has_hdim is true. Only false is supported.");
     RequireSwish(reader, "silu");
-    if (reader.Bool("rescale_prenorm_residual", is_fla) && !is_fla)
-      HL_WARN(
-          "interop", reader.where(), ": rescale_prenorm_residual is true. transformers divides ",
-          "out_proj by the root of the number of layers when it loads the folder. halflife uses ",
-          "the stored weights. Set rescale_prenorm_residual to false in config.json for equal ",
-          "scores in transformers.");
+    WarnOfRescaling(reader, is_fla);
   }
 
   static void ReadLimits(ConfigReader& reader, bool is_fla, model::MixerConfig& options) {
@@ -256,9 +270,9 @@ class Mamba2 : public Layout {
 
 std::string BackboneName(const std::string& parameter) {
   if (parameter == "lm_head.weight") return parameter;
-  if (parameter == "norm.weight") return "backbone.norm_f.weight";
+  if (parameter == "norm.weight") return Concat(kBackbone, "norm_f.weight");
   constexpr Renaming kNames[] = {{".attn_norm.", ".norm."}, {".attn.", ".mixer."}};
-  return "backbone." + Renamed(parameter, kNames);
+  return kBackbone + Renamed(parameter, kNames);
 }
 
 std::unique_ptr<Layout> MakeMamba() { return std::make_unique<Mamba>(); }

@@ -1,7 +1,9 @@
 #include "interop/layouts/mamba2_hybrid.h"
 
 #include <algorithm>
+#include <iterator>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <string_view>
 
 #include "interop/layouts/layouts.h"
@@ -54,9 +56,22 @@ HybridMixers FindHybridMixers(const model::ModelConfig& config, std::vector<std:
   return found;
 }
 
+namespace {
+
+// Sizes that every model width allows.
+model::MixerConfig UnusedMamba2(int64_t model_dim) {
+  const int64_t head_dim = std::gcd(model_dim, 64);
+  return model::MixerConfig("mamba2",
+                            {{"num_heads", model_dim / head_dim}, {"head_dim", head_dim}});
+}
+
+}  // namespace
+
 void SetHybridMixers(model::MixerConfig mamba2, model::MixerConfig softmax,
                      std::vector<int64_t> softmax_layers, model::ModelConfig& config) {
-  config.mixer = std::move(mamba2);
+  // Without a layer of Mamba-2, the class ignores its sizes, which halflife may not support.
+  const bool is_used = std::ssize(softmax_layers) < config.num_layers;
+  config.mixer = is_used ? std::move(mamba2) : UnusedMamba2(config.model_dim);
   if (softmax_layers.empty()) return;
   config.hybrid.push_back({.layers = std::move(softmax_layers), .mixer = std::move(softmax)});
 }
@@ -154,9 +169,7 @@ void WriteExpandedMamba2(const model::MixerConfig* mamba2, int64_t model_dim,
     json["mamba_expand"] = WidthOfHeads(*mamba2) / model_dim;
     return;
   }
-  json["mamba_n_heads"] = 1;
-  json["mamba_d_head"] = model_dim;
-  json["mamba_n_groups"] = 1;
+  WriteHybridMamba2(UnusedMamba2(model_dim), json);
   json["mamba_expand"] = 1;
 }
 

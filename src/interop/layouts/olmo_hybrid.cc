@@ -33,9 +33,8 @@ class OlmoHybrid : public GatedDeltaHybrid {
       if (block != wanted)
         lines.push_back(Concat("the block of layer ", layer, ", ", config.mixer_of(layer).name(),
                                ", is ", block, ". Only ", wanted, " is supported."));
-      if (block == "pre_norm" && (config.block_of(layer).Get<double>("residual_multiplier") != 1 ||
-                                  config.block_of(layer).Get<bool>("mixer_residual_post_norm")))
-        lines.push_back(Concat("the block of layer ", layer, " scales or norms its residual"));
+      if (block == "pre_norm" && !(config.block_of(layer) == model::BlockConfig("pre_norm")))
+        lines.push_back(Concat("the block of layer ", layer, " has options. None are supported."));
     }
     if (num_full == 0 || num_full == config.num_layers)
       lines.emplace_back("the layers are all alike. The class needs both kinds.");

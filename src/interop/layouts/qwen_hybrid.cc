@@ -289,7 +289,7 @@ class Qwen3Next : public QwenHybrid {
     const bool is_list = excluded == nullptr || excluded->is_array();
     reader.Require(is_list, "mlp_only_layers is not a list. Use a list of numbers of layers.");
     if (num_experts == 0 || !is_list) return;
-    for (int64_t layer = 0; layer < std::min(num_layers, kMostLayers); ++layer) {
+    for (int64_t layer = 0; layer < std::min(num_layers, kMaxLayers); ++layer) {
       const bool dense = (layer + 1) % step != 0 ||
                          (excluded != nullptr &&
                           std::ranges::find(*excluded, nlohmann::json(layer)) != excluded->end());

@@ -2,6 +2,7 @@
 // layer 2 i has the time mixing of block i, and layer 2 i + 1 has its channel mixing.
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -39,6 +40,7 @@ class RwkvLayout : public Layout {
     config.final_norm.reset();
     if (config.norm.name() == "layer_norm") config.norm.Set("bias", true);
     std::vector<std::string> lines = PartObstacles(config, {.norm = "layer_norm",
+                                                            .has_own_blocks = mixer() == "rwkv4",
                                                             .channel_mixer = model::kNoChannelMixer,
                                                             .mlp_bias = MlpBias::kOption});
     if (config.num_layers % 2 != 0)
@@ -86,6 +88,7 @@ class RwkvLayout : public Layout {
 
 class Rwkv : public RwkvLayout {
  public:
+  std::string OptionalPrefix() const override { return "rwkv."; }
   PositionsKey positions_key() const override {
     return {.name = "context_length", .usual = 1024, .other_name = "max_position_embeddings"};
   }
@@ -96,10 +99,11 @@ class Rwkv : public RwkvLayout {
     if (config.norm.name() == "layer_norm" && !config.norm.Get<bool>("bias"))
       lines.emplace_back("the norm has no bias");
     const model::NormConfig last = config.final_norm.value_or(config.norm);
-    if (last.name() != "layer_norm" || !last.Get<bool>("bias") || !last.Get<bool>("weight") ||
-        !RescaleEvery(config))
-      lines.push_back(Concat("the last norm is not a layer_norm with a weight, a bias and an eps ",
-                             "of ", kEpsOfLastNorm, ". Set final_norm."));
+    if (last.name() != "layer_norm" || !last.Get<bool>("bias") || !last.Get<bool>("weight"))
+      lines.emplace_back("the last norm is not a layer_norm with a weight and a bias");
+    else if (!RescaleEvery(config))
+      lines.push_back(Concat("no rescale_every gives the eps of the norms. Set final_norm with an ",
+                             "eps of ", kEpsOfLastNorm, ", and no norm_eps of blocks."));
     if (config.mixer.name() == mixer() && config.mixer.Get<std::string>("wkv_dtype") != "fp32")
       lines.emplace_back("wkv_dtype is bf16. Only fp32 is supported.");
     return lines;
@@ -123,13 +127,13 @@ class Rwkv : public RwkvLayout {
     if (width != config.model_dim)
       HL_WARN("interop", reader.where(), ": attention_hidden_size is ", width, ", and hidden_size ",
               config.model_dim, ". transformers runs such a model only with use_cache=False.");
-    const double eps = reader.Double("layer_norm_epsilon", 1e-5);
-    config.norm = model::NormConfig("layer_norm", {{"eps", eps}});
-    const double last = LastEps(reader, reader.Int("num_hidden_layers", 32), eps);
-    if (eps != last) config.final_norm = model::NormConfig("layer_norm", {{"eps", last}});
+    config.norm =
+        model::NormConfig("layer_norm", {{"eps", reader.Double("layer_norm_epsilon", 1e-5)}});
     config.embedding.norm = true;
     SetLayers(reader.Int("num_hidden_layers", 32), "rwkv4",
               reader.Int("intermediate_size", 4 * config.model_dim), config);
+    const int64_t every = reader.Int("rescale_every", 6, /*min=*/INT64_MIN);
+    SetEps(config, std::clamp<int64_t>(every, 0, config.num_layers));  // negative: no halving
     config.mixer.Set("attention_dim", width);
     return config;
   }
@@ -155,37 +159,47 @@ class Rwkv : public RwkvLayout {
   }
 
  private:
-  // Returns the eps of the last norm. The class halves the residual stream after every
-  // `rescale_every` blocks, but keeps the eps of later norms. A model without halving is equivalent
-  // if the eps of the last norm is 4 times as large per halving. Folders in which the norms of
-  // blocks would need another eps as well are rejected.
-  static double LastEps(ConfigReader& reader, int64_t num_blocks, double eps) {
-    const int64_t every = reader.Int("rescale_every", 6, /*min=*/0);
-    if (every == 0) return kEpsOfLastNorm;
-    const auto halvings = static_cast<int>(std::min<int64_t>(num_blocks / every, kMostHalvings));
-    const auto in_blocks = static_cast<int>(std::min((num_blocks - 1) / every, kMostHalvings));
-    reader.Require(in_blocks == 0 || std::ldexp(eps, 2 * in_blocks) <= kLargestScaledEps,
-                   "rescale_every is ", every, " with ", num_blocks,
-                   " layers and a layer_norm_epsilon of ", eps,
-                   ", so the class uses a larger eps in later layers. Use a model with a "
-                   "rescale_every of 0.");
-    return std::ldexp(kEpsOfLastNorm, 2 * halvings);
+  // The class halves the residual stream after every `rescale_every` blocks, but keeps the eps of
+  // later norms. A model without halving is equivalent if the eps of a norm is 4 times as large for
+  // each halving before it. 0: no halving.
+  static double Scaled(double eps, int64_t num_blocks, int64_t every) {
+    return every == 0 ? eps : std::ldexp(eps, static_cast<int>(2 * (num_blocks / every)));
   }
-  // Returns the rescale_every for which LastEps is the eps of the model's last norm. Empty: none.
-  static std::optional<int64_t> RescaleEvery(const model::ModelConfig& config) {
-    const double eps = config.final_norm.value_or(config.norm).Get<double>("eps");
-    if (eps == kEpsOfLastNorm) return 0;
-    const int64_t num_blocks = config.num_layers / 2;
-    for (int64_t halvings = 1; halvings <= std::min(num_blocks, kMostHalvings); ++halvings)
-      if (eps == std::ldexp(kEpsOfLastNorm, static_cast<int>(2 * halvings)) &&
-          num_blocks / (num_blocks / halvings) == halvings)
-        return num_blocks / halvings;
-    return std::nullopt;
+  static double EpsOf(const model::ModelConfig& config, int64_t layer) {
+    const auto own = config.block_of(layer).Get<double>("norm_eps");
+    return own > 0 ? own : config.norm.Get<double>("eps");
   }
 
-  static constexpr int64_t kMostHalvings = 100;
-  // Up to this eps, log-probabilities of models at their usual size change by less than 1e-4.
-  static constexpr double kLargestScaledEps = 1e-3;
+  static void SetEps(model::ModelConfig& config, int64_t every) {
+    const auto eps = config.norm.Get<double>("eps");
+    for (int64_t layer = 2 * every; every > 0 && layer < config.num_layers; ++layer) {
+      if (layer % (2 * every) == 0)
+        config.hybrid.push_back({.block = model::BlockConfig(
+                                     "pre_norm", {{"norm_eps", Scaled(eps, layer / 2, every)}})});
+      config.hybrid.back().layers.push_back(layer);
+    }
+    const double last = Scaled(kEpsOfLastNorm, config.num_layers / 2, every);
+    if (eps != last) config.final_norm = model::NormConfig("layer_norm", {{"eps", last}});
+  }
+  // Returns the rescale_every that gives the eps of all norms of the model. Empty: none.
+  static std::optional<int64_t> RescaleEvery(const model::ModelConfig& config) {
+    for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+      model::BlockConfig block = config.block_of(layer);
+      if (block.name() != "pre_norm") return std::nullopt;
+      block.Set("norm_eps", 0.0);
+      if (!(block == model::BlockConfig("pre_norm"))) return std::nullopt;
+    }
+    const double last = config.final_norm.value_or(config.norm).Get<double>("eps");
+    const auto fits = [&](int64_t every) {
+      for (int64_t layer = 0; layer < config.num_layers; ++layer)
+        if (EpsOf(config, layer) != Scaled(config.norm.Get<double>("eps"), layer / 2, every))
+          return false;
+      return last == Scaled(kEpsOfLastNorm, config.num_layers / 2, every);
+    };
+    for (int64_t every = 0; every <= config.num_layers / 2; ++every)
+      if (fits(every)) return every;
+    return std::nullopt;
+  }
 };
 
 // The inner widths of RWKV-7's matrices of low rank. If the key is null, the class derives a
@@ -215,6 +229,8 @@ class Rwkv7 : public RwkvLayout {
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
     std::vector<std::string> lines = FrameObstacles(config, "rwkv7");
     if (config.final_norm) lines.emplace_back("the model has a separate final_norm");
+    if (config.num_layers == 2)
+      lines.emplace_back("num_layers is 2. fla cannot construct a model of one block. Use 4.");
     if (config.mixer.name() == mixer() && !config.mixer.Get<bool>("value_residual"))
       lines.emplace_back("value_residual is off");
     const auto key_eps =

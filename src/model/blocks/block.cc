@@ -4,26 +4,33 @@
 
 #include <cmath>
 
+#include "core/error.h"
+
 namespace halflife::model {
 namespace {
 
 // x += mixer(norm x); x += channel_mixer(norm x): the block of nearly every language model since
 // GPT-2. With mixer_residual_post_norm, the mixer's branch is added to the normed input: x = norm x
 // + mixer(norm x). A residual_multiplier m scales both branches: x += m mixer(norm x) (Granite).
+// A norm_eps above 0 replaces the eps of the model's norm.
 struct PreNormOptions : OptionsOf<PreNormOptions> {
   // Multiplies the initial values of the branches' last matrices by 1 / sqrt(2 L), as GPT-2 does.
   bool scale_init_by_depth = false;
   bool mixer_residual_post_norm = false;
   double residual_multiplier = 1;
+  double norm_eps = 0;
   std::vector<Option> Fields() override {
     return {{"scale_init_by_depth", &scale_init_by_depth},
             {"mixer_residual_post_norm", &mixer_residual_post_norm},
-            {"residual_multiplier", &residual_multiplier}};
+            {"residual_multiplier", &residual_multiplier},
+            {"norm_eps", &norm_eps}};
   }
   void Resolve(const ModelSizes&, ProblemList& problems) override {
     problems.Require(residual_multiplier > 0 && std::isfinite(residual_multiplier),
                      "option residual_multiplier is ", residual_multiplier,
                      ". Use a number above 0, or 1 for branches without a factor.");
+    problems.Require(norm_eps >= 0 && std::isfinite(norm_eps), "option norm_eps is ", norm_eps,
+                     ". Use a number above 0, or 0 for the eps of the model's norm.");
   }
 };
 
@@ -37,7 +44,17 @@ class PreNorm : public Block {
     if (options.scale_init_by_depth)
       branch.output_init_scale =
           1 / std::sqrt(2.0 * static_cast<double>(context.part.sizes.num_layers));
-    MakeParts(context, branch);
+    PartConfig norm = context.norm;
+    if (options.norm_eps > 0) {
+      HL_CHECK_AS(ExitCode::kUsage, norm.Has("eps"), "the block has a norm_eps, but the norm ",
+                  norm.name(), " has no eps. Remove norm_eps.");
+      norm.Set("eps", options.norm_eps);
+    }
+    MakeParts({.part = context.part,
+               .norm = norm,
+               .mixer = context.mixer,
+               .channel_mixer = context.channel_mixer},
+              branch);
   }
 
   void Forward(ResidualStream& stream, const LayerPass& pass) const override {

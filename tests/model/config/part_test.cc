@@ -88,8 +88,6 @@ TEST(MixerOptions, SizesThatDoNotFit) {
   EXPECT_THAT(problems("gla", {{"expand_k", 0.33}}), HasSubstr("must be whole numbers"));
   EXPECT_THAT(problems("gla", {{"clamp_min", 1}}), HasSubstr("option clamp_min is 1"));
   EXPECT_THAT(problems("gla", {{"feature_map", "gelou"}}), HasSubstr("known: none, relu"));
-  EXPECT_THAT(problems("delta_net", {{"qk_norm", "sum"}}),
-              HasSubstr("Set qk_activation to elu or relu, or qk_norm to l2."));
   EXPECT_THAT(problems("gated_delta_net", {{"num_heads", 2}, {"num_v_heads", 3}}),
               HasSubstr("num_v_heads 3 is not a multiple of num_heads 2. Use 2 or 4."));
   EXPECT_THAT(problems("gated_delta_net", {{"expand_v", 0.3}}),

@@ -31,9 +31,6 @@ struct DeltaNetOptions : OptionsOf<DeltaNetOptions> {
   }
   void Resolve(const ModelSizes& sizes, ProblemList& problems) override {
     widths.Resolve(sizes, problems);
-    problems.Require(qk_norm != "sum" || qk_activation == "relu" || qk_activation == "elu",
-                     "qk_norm sum divides by a sum that may be negative if qk_activation is ",
-                     qk_activation, ". Set qk_activation to elu or relu, or qk_norm to l2.");
   }
   LinearHeads heads() const { return widths.heads(); }
 };
