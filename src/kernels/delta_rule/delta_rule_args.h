@@ -55,6 +55,7 @@ struct DeltaRuleArgs {
   double scale = 1;
   // CUDA: the device has Hopper's warpgroup instructions (wgmma), and they are enabled.
   bool warpgroups = false;
+  int64_t shared_memory_bytes = 227 << 10;  // CUDA: the maximum of a block on the device
 
   // fp32, bf16 or (on the CPU, for gradient checks) fp64; the same type for all four
   TensorView q, k;    // [B, T, H, K]
@@ -143,10 +144,10 @@ void DeltaRuleBackwardSummarise(const DeltaSegmentArgs& args);
 
 // Pointers are those of the device, `chunks` and `sequence_begin` too. bf16 or fp32.
 namespace cuda {
-// Returns true if the kernels support the sizes and dtypes: bf16 with K <= 256, fp32 with K <= 256
-// (K <= 128 with decays per channel).
+// Returns true if the kernels support the sizes and dtypes, and args.shared_memory_bytes suffice.
+// With 227 KiB: bf16 with K <= 256, fp32 with K <= 256 (K <= 128 with decays per channel).
 bool SupportsDeltaRule(const DeltaRuleArgs& args);
-// The same for the kernels of gradients: bf16 with K <= 256, fp32 with K <= 128.
+// The same for a forward and its gradients. With 227 KiB: bf16 with K <= 256, fp32 with K <= 128.
 bool SupportsDeltaRuleBackward(const DeltaRuleArgs& args);
 // Returns the bytes of args.workspace, which must be aligned to 256 bytes.
 size_t DeltaRuleForwardBytes(const DeltaRuleArgs& args);

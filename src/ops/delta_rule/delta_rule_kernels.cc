@@ -41,13 +41,16 @@ kernels::DeltaDecay DecayOf(const at::Tensor& log_decay, int64_t dim_per_channel
                                             : kernels::DeltaDecay::kPerToken;
 }
 
-// Returns true if the device of x has Hopper's warpgroup instructions and HALFLIFE_WARPGROUPS does
-// not disable them.
-bool HasWarpgroups([[maybe_unused]] const at::Tensor& x) {
+// Sets what the kernels may use on the device of x. HALFLIFE_WARPGROUPS can disable Hopper's
+// instructions.
+void SetLimits([[maybe_unused]] const at::Tensor& x,
+               [[maybe_unused]] kernels::DeltaRuleArgs& args) {
 #ifdef HALFLIFE_WITH_CUDA
-  if (x.is_cuda()) return LimitsOfGpu(x.get_device()).warpgroups;
+  if (!x.is_cuda()) return;
+  const kernels::DeviceLimits limits = LimitsOfGpu(x.get_device());
+  args.warpgroups = limits.warpgroups;
+  args.shared_memory_bytes = limits.shared_memory_bytes;
 #endif
-  return false;
 }
 
 DeltaCall MakeDeltaCall(const DeltaRuleInputs& given, double scale) {
@@ -70,7 +73,7 @@ DeltaCall MakeDeltaCall(const DeltaRuleInputs& given, double scale) {
   args.head_dim_v = static_cast<int>(in.v.size(3));
   args.decay = DecayOf(in.log_decay, /*dim_per_channel=*/4);
   args.scale = scale;
-  args.warpgroups = HasWarpgroups(in.q);
+  SetLimits(in.q, args);
   args.q = DeltaView(in.q), args.k = DeltaView(in.k), args.v = DeltaView(in.v);
   args.out = {.dtype = args.v.dtype};
   args.beta = DeltaView(in.beta);
@@ -166,6 +169,7 @@ bool HasDeltaRuleKernels(const DeltaRuleInputs& inputs) {
            inputs.v.size(3) <= kernels::kDeltaMaxHeadDimV;
   if ((q.is_cuda() && !kHasCudaKernels) || !HasFusedDtype(q)) return false;
   kernels::DeltaRuleArgs args;
+  SetLimits(q, args);
   args.q.dtype = ToDType(kDeltaKernel, q);
   args.head_dim_k = static_cast<int>(q.size(3));
   args.head_dim_v = static_cast<int>(inputs.v.size(3));

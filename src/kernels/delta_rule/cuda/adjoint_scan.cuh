@@ -32,14 +32,14 @@ struct AdjointScanParams {
 // CanScanAdjointByWgmma.
 void LaunchWarpgroupAdjointScan(const AdjointScanParams& params, cudaStream_t stream);
 
-template <typename T_, int kK_>
+template <typename T_, int kK_, int kStages_ = sizeof(T_) == 2 && kK_ <= 128 ? 2 : 1>
 struct AdjointScanConfig {
   using T = T_;
   using Rows = Matrix<T, kK_>;
   using Square = Matrix<T, kChunk>;  // also [64, kValues]
   static_assert(kChunk == kValues);
   static constexpr int kK = kK_, kThreads = 128;
-  static constexpr int kStages = sizeof(T) == 2 && kK <= 128 ? 2 : 1;
+  static constexpr int kStages = kStages_;
   static constexpr int kSmemBytes = kStages * (3 * Rows::Bytes(kChunk) + 2 * Square::Bytes(kChunk) +
                                                static_cast<int>(sizeof(float)) * kK) +
                                     Square::Bytes(kChunk);

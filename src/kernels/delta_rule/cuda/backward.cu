@@ -1,6 +1,7 @@
 // The launches of the delta rule's backward (see backward.h).
 #include "kernels/delta_rule/cuda/backward.h"
 
+#include <algorithm>
 #include <type_traits>
 
 #include "kernels/delta_rule/cuda/adjoint_scan.cuh"
@@ -70,8 +71,26 @@ void LaunchGradients(const ChunkGradientsParams& params, void (*kernel)(ChunkGra
 template <typename T, int kPaddedKeys>
 void LaunchAdjointScan(const AdjointScanParams& scan, cudaStream_t stream) {
   if (CanScanAdjointByWgmma(scan.args, scan.dout)) return LaunchWarpgroupAdjointScan(scan, stream);
-  LaunchAdjointScanAs<AdjointScanConfig<T, kPaddedKeys>>(scan, stream);
+  using Config = AdjointScanConfig<T, kPaddedKeys>;
+  using Small = AdjointScanConfig<T, kPaddedKeys, /*kStages=*/1>;
+  if (Config::kSmemBytes > scan.args.shared_memory_bytes)
+    return LaunchAdjointScanAs<Small>(scan, stream);
+  LaunchAdjointScanAs<Config>(scan, stream);
 }
+
+template <typename T, int kPaddedKeys, bool kPerChannel>
+constexpr bool IsBackwardBlock() {
+  constexpr int kK = kPaddedKeys < 128 ? kPaddedKeys : 128;
+  return std::max({ForwardBlockBytes(sizeof(T) == 2, kPaddedKeys, kPerChannel),
+                   AdjointScanConfig<T, kPaddedKeys, /*kStages=*/1>::kSmemBytes,
+                   GradientConfig<T, kK, kPerChannel>::kSmemBytes}) ==
+         BackwardBlockBytes(sizeof(T) == 2, kPaddedKeys, kPerChannel);
+}
+static_assert(IsBackwardBlock<bf16, 64, false>() && IsBackwardBlock<bf16, 64, true>());
+static_assert(IsBackwardBlock<bf16, 128, false>() && IsBackwardBlock<bf16, 128, true>());
+static_assert(IsBackwardBlock<bf16, 256, false>() && IsBackwardBlock<bf16, 256, true>());
+static_assert(IsBackwardBlock<float, 64, false>() && IsBackwardBlock<float, 64, true>());
+static_assert(IsBackwardBlock<float, 128, false>() && IsBackwardBlock<float, 128, true>());
 
 template <typename T, int kPaddedKeys>
 void RunBackward(const AdjointScanParams& scan, const ChunkGradientsParams& gradients,
@@ -162,8 +181,8 @@ namespace {
 
 void CheckGradientCall(const DeltaRuleArgs& args, size_t bytes) {
   HL_CHECK(SupportsDeltaRuleBackward(args), "delta rule on CUDA: gradients of ", Name(args.q.dtype),
-           " heads of K = ", args.head_dim_k,
-           " are not supported. Use bf16 with K <= 256, or fp32 with K <= 128.");
+           " heads of K = ", args.head_dim_k, " are not supported with ", args.shared_memory_bytes,
+           " bytes of shared memory. Use bf16 or smaller heads.");
   HL_CHECK(args.num_chunks == 0 || args.workspace != nullptr, "delta rule on CUDA: needs ", bytes,
            " bytes of workspace, got none. Pass a workspace.");
 }

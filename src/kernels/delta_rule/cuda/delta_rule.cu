@@ -1,4 +1,5 @@
 // Host functions of the delta rule on CUDA: checks, grids, launches.
+#include <algorithm>
 #include <type_traits>
 
 #include "kernels/delta_rule/cuda/output.cuh"
@@ -43,13 +44,25 @@ void LaunchPrepareOf(const PrepareParams& params, cudaStream_t stream) {
 }
 
 void CheckSupported(const DeltaRuleArgs& args) {
-  HL_CHECK(
-      cuda::SupportsDeltaRule(args), "delta rule on CUDA: ", Name(args.q.dtype),
-      " heads of K = ", args.head_dim_k,
-      args.decay == DeltaDecay::kPerTokenChannel ? " with decays per channel" : "",
-      " are not supported. Use bf16 with K <= 256, or fp32 with K <= 256 (K <= 128 with decays "
-      "per channel).");
+  HL_CHECK(cuda::SupportsDeltaRule(args), "delta rule on CUDA: ", Name(args.q.dtype),
+           " heads of K = ", args.head_dim_k,
+           args.decay == DeltaDecay::kPerTokenChannel ? " with decays per channel" : "",
+           " are not supported with ", args.shared_memory_bytes,
+           " bytes of shared memory. Use bf16 or smaller heads.");
 }
+
+template <typename T, int kK, bool kPerChannel>
+constexpr bool IsForwardBlock() {
+  return std::max({PrepareConfig<T, kK, kPerChannel>::kSmemBytes, ScanConfig<T, kK>::kSmemBytes,
+                   OutputConfig<T, kK>::kSmemBytes}) ==
+         ForwardBlockBytes(sizeof(T) == 2, kK, kPerChannel);
+}
+static_assert(IsForwardBlock<bf16, 64, false>() && IsForwardBlock<bf16, 64, true>());
+static_assert(IsForwardBlock<bf16, 128, false>() && IsForwardBlock<bf16, 128, true>());
+static_assert(IsForwardBlock<bf16, 256, false>() && IsForwardBlock<bf16, 256, true>());
+static_assert(IsForwardBlock<float, 64, false>() && IsForwardBlock<float, 64, true>());
+static_assert(IsForwardBlock<float, 128, false>() && IsForwardBlock<float, 128, true>());
+static_assert(IsForwardBlock<float, 256, false>());
 
 void CheckWorkspace(const DeltaRuleArgs& args, size_t bytes) {
   HL_CHECK(args.num_chunks == 0 || args.workspace != nullptr, "delta rule on CUDA: needs ", bytes,

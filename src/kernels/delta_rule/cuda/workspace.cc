@@ -111,15 +111,22 @@ BackwardArrays DivideBackwardArrays(const DeltaRuleArgs& args, void* memory) {
 namespace halflife::kernels::cuda {
 
 bool SupportsDeltaRule(const DeltaRuleArgs& args) {
+  const bool is_bf16 = args.q.dtype == DType::kBF16,
+             per_channel = args.decay == DeltaDecay::kPerTokenChannel;
+  if (!is_bf16 && args.q.dtype != DType::kF32) return false;
   if (args.head_dim_k > kDeltaMaxHeadDimK || args.head_dim_v > kDeltaMaxHeadDimV) return false;
-  if (args.q.dtype == DType::kBF16) return true;
-  return args.q.dtype == DType::kF32 && (args.decay != DeltaDecay::kPerTokenChannel ||
-                                         args.head_dim_k <= delta::kMaxChannelKeysF32);
+  if (!is_bf16 && per_channel && args.head_dim_k > delta::kMaxChannelKeysF32) return false;
+  return delta::ForwardBlockBytes(is_bf16, delta::PaddedKeys(args.head_dim_k), per_channel) <=
+         args.shared_memory_bytes;
 }
 
 bool SupportsDeltaRuleBackward(const DeltaRuleArgs& args) {
-  return SupportsDeltaRule(args) &&
-         (args.q.dtype == DType::kBF16 || args.head_dim_k <= delta::kMaxGradientKeysF32);
+  const bool is_bf16 = args.q.dtype == DType::kBF16;
+  if (!SupportsDeltaRule(args)) return false;
+  if (!is_bf16 && args.head_dim_k > delta::kMaxGradientKeysF32) return false;
+  return delta::BackwardBlockBytes(is_bf16, delta::PaddedKeys(args.head_dim_k),
+                                   args.decay == DeltaDecay::kPerTokenChannel) <=
+         args.shared_memory_bytes;
 }
 
 size_t DeltaRuleForwardBytes(const DeltaRuleArgs& args) {

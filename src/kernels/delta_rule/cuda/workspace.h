@@ -51,6 +51,26 @@ HL_EVERYWHERE constexpr int PaddedValues(int head_dim_v) {
   return (head_dim_v + kValueSlice - 1) / kValueSlice * kValueSlice;
 }
 
+// Return the bytes of shared memory of the largest block of a forward, and of a forward and its
+// gradients. The kernels' files check these numbers. `keys`: K'. The kernels with Hopper's
+// instructions are not counted, because every GPU that has these instructions has enough memory.
+constexpr int ForwardBlockBytes(bool is_bf16, int keys, bool per_channel) {
+  if (is_bf16) {
+    if (per_channel) return keys == 64 ? 80128 : keys == 128 ? 112896 : 194048;
+    return keys == 64 ? 68176 : keys == 128 ? 84992 : 160768;
+  }
+  if (per_channel) return keys == 64 ? 104704 : 162816;
+  return keys == 64 ? 92752 : keys == 128 ? 162816 : 191056;
+}
+constexpr int BackwardBlockBytes(bool is_bf16, int keys, bool per_channel) {
+  if (is_bf16) {
+    if (per_channel) return keys == 64 ? 93696 : keys == 128 ? 159232 : 194048;
+    return keys == 64 ? 73552 : keys == 128 ? 90960 : 160768;
+  }
+  if (per_channel) return keys == 64 ? 125440 : 207360;
+  return keys == 64 ? 130896 : 164688;
+}
+
 // Arrays in the workspace, contiguous, aligned to 256 bytes, indexed by chunk n of the chunk table
 // and value head: element (n, head, ...). "T" is the type of q (bf16 or fp32), K' and V' are the
 // padded widths. Padding and rows past a chunk's end are written, as zeros unless noted.

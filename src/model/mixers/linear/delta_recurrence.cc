@@ -135,6 +135,7 @@ class DeltaRecurrence : public Recurrence {
   // no workspace.
   double WorkspaceBytes(const GpuBatch& batch) const override {
     kernels::DeltaRuleArgs args = KernelSizes(batch.bf16);
+    if (batch.gpu.is_cuda) args.shared_memory_bytes = batch.gpu.shared_memory_bytes;
     if (!kernels::cuda::SupportsDeltaRuleBackward(args)) return 0;
     constexpr int64_t kChunk = kernels::DefaultChunkSize(/*is_cuda=*/true);
     const int64_t row = batch.seq_len * form_.num_steps;
@@ -182,7 +183,7 @@ class DeltaRecurrence : public Recurrence {
   ops::UnitNormPair Normalise(const at::Tensor& q, const at::Tensor& k) const {
     if (!form_.norm_by_sum) return ops::UnitNorm({.q = q, .k = k}, kDeltaNormEps);
     const auto by_sum = [](const at::Tensor& x) {
-      return x / x.sum(-1, /*keepdim=*/true).clamp_min(kDeltaNormEps);
+      return x / x.abs().sum(-1, /*keepdim=*/true).clamp_min(kDeltaNormEps);
     };
     return {.q = by_sum(q), .k = by_sum(k)};
   }

@@ -276,5 +276,47 @@ TEST(DeltaRuleCudaBackward, SupportsWideKeysInBf16Only) {
   EXPECT_FALSE(cuda::SupportsDeltaRuleBackward(args));
 }
 
+constexpr int64_t kSmallGpuBytes = 99 << 10, kAmpereBytes = 163 << 10;
+
+// The largest K that is supported with a size of shared memory; 0: none.
+int LargestKeys(DType dtype, DeltaDecay decay, int64_t shared_memory_bytes,
+                bool (*supports)(const DeltaRuleArgs&)) {
+  for (const int K : {256, 128, 64}) {
+    DeltaRuleArgs args;
+    args.q.dtype = dtype;
+    args.decay = decay;
+    args.head_dim_k = K;
+    args.shared_memory_bytes = shared_memory_bytes;
+    if (supports(args)) return K;
+  }
+  return 0;
+}
+
+TEST(DeltaRuleCudaBackward, GpusWithLessSharedMemorySupportSmallerHeads) {
+  using enum DeltaDecay;
+  const auto forward = cuda::SupportsDeltaRule, backward = cuda::SupportsDeltaRuleBackward;
+  EXPECT_EQ(LargestKeys(DType::kBF16, kPerToken, kSmallGpuBytes, forward), 128);
+  EXPECT_EQ(LargestKeys(DType::kBF16, kPerToken, kSmallGpuBytes, backward), 128);
+  EXPECT_EQ(LargestKeys(DType::kBF16, kPerTokenChannel, kSmallGpuBytes, forward), 64);
+  EXPECT_EQ(LargestKeys(DType::kBF16, kPerTokenChannel, kSmallGpuBytes, backward), 64);
+  EXPECT_EQ(LargestKeys(DType::kF32, kPerToken, kSmallGpuBytes, forward), 64);
+  EXPECT_EQ(LargestKeys(DType::kF32, kPerToken, kSmallGpuBytes, backward), 0);
+  EXPECT_EQ(LargestKeys(DType::kBF16, kPerToken, kAmpereBytes, backward), 256);
+  EXPECT_EQ(LargestKeys(DType::kBF16, kPerTokenChannel, kAmpereBytes, backward), 128);
+  EXPECT_EQ(LargestKeys(DType::kF32, kPerToken, kAmpereBytes, backward), 128);
+  EXPECT_EQ(LargestKeys(DType::kF32, kPerTokenChannel, kAmpereBytes, backward), 64);
+}
+
+// With less shared memory, the adjoint scan loads a chunk only after the previous one.
+TEST(DeltaRuleCudaBackward, SharedMemoryChangesNoBit) {
+  for (const int K : {64, 128}) {
+    const Problem problem =
+        MakeProblem({.B = 1, .T = 200, .H = 1, .K = K, .V = 64, .bf16 = true}, 67);
+    Call<Bf16> small(problem);
+    small.grads.forward.shared_memory_bytes = kSmallGpuBytes;
+    ExpectSameBits(problem, RunParts(small), RunParts<Bf16>(problem));
+  }
+}
+
 }  // namespace
 }  // namespace halflife::kernels

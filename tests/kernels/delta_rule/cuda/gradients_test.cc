@@ -191,8 +191,10 @@ TEST(DeltaRuleCudaGradients, RejectsCallsThatItCannotRun) {
   ExpectError("bytes of workspace, got none. Pass a workspace.",
               [&] { cuda::DeltaRuleBackward(call.grads, nullptr); });
   Call<float> wide(MakeProblem({.B = 1, .T = 3, .H = 1, .K = 200}, 1));
-  ExpectError("gradients of fp32 heads of K = 200 are not supported. Use bf16",
-              [&] { cuda::DeltaRuleBackward(wide.grads, nullptr); });
+  ExpectError(
+      "gradients of fp32 heads of K = 200 are not supported with 232448 bytes of shared memory. "
+      "Use bf16",
+      [&] { cuda::DeltaRuleBackward(wide.grads, nullptr); });
 }
 
 }  // namespace
