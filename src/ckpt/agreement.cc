@@ -220,8 +220,9 @@ void CheckAgreement(const Manifest& manifest, const std::string& step_name,
           ? "\nTensors that differ cannot be loaded: --allow-change applies to fields only. Resume "
             "with the checkpoint's model, or start another run with another --run"
       : any(kOptimizerState)
-          ? "\nAn optimizer cannot continue from the state of another, and --allow-change applies "
-            "to fields only. Resume with the checkpoint's optimizer, or start another run from "
+          ? "\nAn optimizer cannot continue from the state of another (optimizer.ema_decay adds an "
+            "average of the weights to it), and --allow-change applies to fields only. Resume with "
+            "the checkpoint's optimizer, or start another run from "
             "these weights with another --run and --init-from"
           : "\nResume with the checkpoint's values, name the fields you mean to change with "
             "--allow-change, or start another run";

@@ -1,13 +1,13 @@
 #include "ckpt/collective.h"
 
 #include <chrono>
-#include <limits>
 #include <new>
 #include <thread>
 #include <utility>
 
 #include "ckpt/damage.h"
 #include "core/log.h"
+#include "dist/wait_longer.h"
 
 namespace halflife::ckpt {
 namespace {
@@ -44,7 +44,7 @@ std::string Message(const std::string& outcome) {
 
 // Returns the most important failure with the messages of the failed ranks, or nothing.
 std::string FirstFailure(const std::vector<std::string>& outcomes) {
-  constexpr int kMostMessages = 8;
+  constexpr int kMaxMessages = 8;
   const std::string* first = nullptr;
   std::string text;
   int num_failed = 0;
@@ -52,24 +52,13 @@ std::string FirstFailure(const std::vector<std::string>& outcomes) {
     const std::string& outcome = outcomes[rank];
     if (Good(outcome)) continue;
     if (first == nullptr || ((*first)[0] == kDamaged && outcome[0] == kFailed)) first = &outcome;
-    if (++num_failed > kMostMessages) continue;
+    if (++num_failed > kMaxMessages) continue;
     text += Concat(text.empty() ? "" : "; ",
                    outcomes.size() == 1 ? "" : Concat("rank ", rank, ": "), Message(outcome));
   }
   if (first == nullptr) return "";
-  if (num_failed > kMostMessages) text += Concat("; and ", num_failed - kMostMessages, " more");
+  if (num_failed > kMaxMessages) text += Concat("; and ", num_failed - kMaxMessages, " more");
   return first->substr(0, (*first)[0] == kDamaged ? 1 : 2) + text;
-}
-
-// Rank 0 may delete large folders, which some disks do slowly. A save has as much time.
-constexpr double kRankZeroSeconds = 3600;
-
-// Waits for `seconds`, and only then until the deadline of the communicator.
-void WaitLonger(dist::Work& work, double seconds) {
-  const Stopwatch stopwatch;
-  while (!work.Done() && stopwatch.Seconds() < seconds)
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  work.WaitHost();
 }
 
 }  // namespace
@@ -77,7 +66,7 @@ void WaitLonger(dist::Work& work, double seconds) {
 std::string OnRankZero(dist::Communicator& comm, dist::OpTag tag, const ByteAction& action) {
   const std::string outcome =
       dist::BroadcastBytes(comm, comm.rank() == 0 ? Run(action) : std::string(), 0, tag,
-                           [](dist::Work& work) { WaitLonger(work, kRankZeroSeconds); });
+                           [](dist::Work& work) { dist::WaitLonger(work, kRankZeroSeconds); });
   if (!Good(outcome)) Throw(outcome, Message(outcome));
   return outcome.substr(1);
 }
@@ -96,9 +85,9 @@ std::string OnEveryRank(dist::Communicator& comm, dist::OpTag tag, const ByteAct
   return verdict.substr(1);
 }
 
-void Arrive(dist::Communicator& comm, dist::OpTag tag) {
+void Arrive(dist::Communicator& comm, dist::OpTag tag, double seconds) {
   dist::Work arrived = comm.Barrier(tag);
-  WaitLonger(arrived, std::numeric_limits<double>::infinity());
+  dist::WaitLonger(arrived, seconds);
 }
 
 Patience::Patience(dist::Communicator& comm, double timeout_s, std::string what)

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,9 @@
 #include "dist/communicator.h"
 
 namespace halflife::ckpt {
+
+// Rank 0 may delete large folders, which some disks do slowly. A save has as much time.
+constexpr double kRankZeroSeconds = 3600;
 
 using ByteAction = std::function<std::string()>;
 
@@ -30,8 +34,10 @@ using Judge = std::function<std::string(const std::vector<std::string>&)>;
 std::string OnEveryRank(dist::Communicator& comm, dist::OpTag tag, const ByteAction& action,
                         const Judge& judge = {}, const dist::Waiter& wait = {});
 
-// Returns when every rank has called it. No deadline applies.
-void Arrive(dist::Communicator& comm, dist::OpTag tag);
+// Returns when every rank has called it. The deadline of the communicator applies only after
+// `seconds`.
+void Arrive(dist::Communicator& comm, dist::OpTag tag,
+            double seconds = std::numeric_limits<double>::infinity());
 
 // The limits of a wait for ranks that may be slow. The clock starts when it is made. After
 // `timeout_s` it logs, once and on rank 0, that it still waits. After twice that time it aborts the

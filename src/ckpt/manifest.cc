@@ -200,7 +200,7 @@ class Decoder {
   void GetBuckets(const pb::Manifest& from, Manifest* to) const {
     to->num_slices = SmallInt(from.num_slices(), "number of slices");
     to->block_bytes = from.hash_block_bytes();
-    CheckDamage(to->block_bytes >= 4096 && to->block_bytes <= kMostBlockBytes &&
+    CheckDamage(to->block_bytes >= 4096 && to->block_bytes <= kMaxBlockBytes &&
                     std::has_single_bit(to->block_bytes),
                 where_, ": hashes cover blocks of ", to->block_bytes, " bytes");
     for (const pb::Bucket& bucket : from.buckets()) {

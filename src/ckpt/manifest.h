@@ -20,7 +20,7 @@ constexpr uint32_t kSchemaVersion = 3, kOldestSchemaVersion = 2;
 // The bytes of a fragment that are covered by one hash: of the steps that this program writes, of
 // those of schema 2, and the most that it reads.
 constexpr uint64_t kBlockBytes = 1ull << 20, kListedBlockBytes = 16ull << 20;
-constexpr uint64_t kMostBlockBytes = 16ull << 20;
+constexpr uint64_t kMaxBlockBytes = 16ull << 20;
 constexpr uint64_t kMaxManifestBytes = 1ull << 30;
 constexpr char kManifestName[] = "manifest.pb";
 

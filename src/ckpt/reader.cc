@@ -48,12 +48,12 @@ std::vector<StepDir> RequireSteps(const fs::path& run) {
 
 // Returns "1200, 1100 and 3 more", the newest first.
 std::string StepNumbers(const std::vector<StepDir>& steps) {
-  constexpr size_t kMostNamed = 10;
+  constexpr size_t kMaxNamed = 10;
   std::vector<uint64_t> numbers;
   for (const StepDir& step : steps) numbers.push_back(step.step);
-  numbers.resize(std::min(numbers.size(), kMostNamed));
+  numbers.resize(std::min(numbers.size(), kMaxNamed));
   return Join(numbers, ", ") +
-         (steps.size() > kMostNamed ? Concat(" and ", steps.size() - kMostNamed, " more") : "");
+         (steps.size() > kMaxNamed ? Concat(" and ", steps.size() - kMaxNamed, " more") : "");
 }
 
 // Returns the step of `run` named `name`: "latest", "best" or a number.

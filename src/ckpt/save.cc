@@ -379,6 +379,7 @@ SaveReport CheckpointStore::Save(const ArenaView& arena, const StepState& state)
   session.SampleBack();
   const double durable_seconds = stopwatch.Seconds();
   session.Retain();
+  Arrive(control_, {"ckpt_retained", 0}, kRankZeroSeconds);
   return {session.bytes(), stopwatch.Seconds(), durable_seconds, session.path()};
 }
 

@@ -45,7 +45,7 @@ std::shared_ptr<const Fd> StepFiles::Open(int file) const {
               (dir_ / entry.name).string(), ": ", ErrnoText(errno));
   CheckDamage(S_ISREG(info.st_mode) && static_cast<uint64_t>(info.st_size) == entry.bytes,
               entry.name, ": ", info.st_size, " bytes, the manifest says ", entry.bytes);
-  if (open_.size() == kMostOpenFiles) {  // a reader keeps its own file open
+  if (open_.size() == kMaxOpenFiles) {  // a reader keeps its own file open
     fds_[open_.front()].reset();
     open_.pop_front();
   }
@@ -84,7 +84,7 @@ void StepFiles::ReadAt(int file, uint64_t offset, char* out, uint64_t bytes) con
 
 std::string StepFiles::ReadHeader(int file) const {
   const FileEntry& entry = manifest_.files[file];
-  CheckDamage(entry.data_offset <= safetensors::kMaxHeaderBytes + kMostBlockBytes, entry.name,
+  CheckDamage(entry.data_offset <= safetensors::kMaxHeaderBytes + kMaxBlockBytes, entry.name,
               ": header of ", entry.data_offset, " bytes");
   std::string head(entry.data_offset, '\0');
   ReadAt(file, 0, head.data(), head.size());

@@ -1,5 +1,5 @@
 // Verified reads from the shard files of one step: the caller only receives bytes whose block has
-// the right hash. Files are opened on first use, at most kMostOpenFiles at a time, relative to one
+// the right hash. Files are opened on first use, at most kMaxOpenFiles at a time, relative to one
 // folder handle. If a step is deleted meanwhile, this is noticed, and bytes of two steps are never
 // mixed. Thread-safe. DamageError names file, block and tensor. Error kCheckpointIo is an error of
 // the system.
@@ -21,7 +21,7 @@ namespace halflife::ckpt {
 
 // Maximum number of files that are open at a time, for a step of any number of ranks. By default a
 // process may have 1,024 descriptors.
-constexpr size_t kMostOpenFiles = 128;
+constexpr size_t kMaxOpenFiles = 128;
 
 class StepFiles {
  public:

@@ -22,7 +22,7 @@ using flight::Image;
 
 // In a healthy run, ranks can temporarily be this far apart.
 constexpr int64_t kNoticeUs = 2'000'000;
-constexpr uint32_t kMostRanks = 1 << 20;
+constexpr uint32_t kMaxRanks = 1 << 20;
 
 template <size_t kSize>
 std::string TextOf(const char (&field)[kSize]) {
@@ -273,7 +273,7 @@ FlightRecord ReadFlightRecord(const fs::path& path) {
   const flight::Header& header = image->header;
   HL_CHECK_AS(ExitCode::kData, header.version == flight::kVersion, path.string(), " has version ",
               header.version, ", but this program reads version ", flight::kVersion);
-  HL_CHECK_AS(ExitCode::kData, header.rank < header.world_size && header.world_size <= kMostRanks,
+  HL_CHECK_AS(ExitCode::kData, header.rank < header.world_size && header.world_size <= kMaxRanks,
               path.string(), " is damaged: rank ", header.rank, " of ", header.world_size);
   FlightRecord record{.rank = static_cast<int>(header.rank),
                       .world_size = static_cast<int>(header.world_size),
@@ -334,12 +334,12 @@ std::vector<FlightFinding> FlightFindings(const std::vector<FlightRecord>& recor
 }
 
 std::string WhoIsLate(const fs::path& folder) noexcept {
-  constexpr size_t kMost = 4;
+  constexpr size_t kMax = 4;
   try {
     std::string text;
     size_t count = 0;
     for (const FlightFinding& finding : FlightFindings(ReadFlight(folder), UnixMicroseconds())) {
-      if (finding.kind == FlightFinding::Kind::kFailed || ++count > kMost) continue;
+      if (finding.kind == FlightFinding::Kind::kFailed || ++count > kMax) continue;
       text += Concat(text.empty() ? "" : "; ", finding.text);
     }
     return text;

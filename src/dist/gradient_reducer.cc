@@ -119,11 +119,11 @@ void GradientReducer::Finish() {
 }
 
 ShareReducer::ShareReducer(const ParameterLayout& layout, ShardGroups groups, ShareMemory& memory,
-                           int most_in_flight)
+                           int max_in_flight)
     : layout_(layout),
       groups_(groups),
       memory_(memory),
-      most_in_flight_(most_in_flight),
+      max_in_flight_(max_in_flight),
       progress_(layout),
       works_(layout.buckets().size()),
       replica_works_(layout.buckets().size()) {}
@@ -138,7 +138,7 @@ void ShareReducer::BeginMicroBatch(bool last, cudaStream_t producer) {
 void ShareReducer::MarkReady(int param) {
   progress_.MarkReady(param);
   while (num_launched_ < std::ssize(works_) && progress_.complete(num_launched_)) {
-    while (num_launched_ - num_settled_ >= most_in_flight_) Settle(num_settled_++);
+    while (num_launched_ - num_settled_ >= max_in_flight_) Settle(num_settled_++);
     Launch(num_launched_++);
   }
 }

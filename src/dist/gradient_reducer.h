@@ -110,9 +110,9 @@ class ShareMemory {
 
 class ShareReducer {
  public:
-  // All are borrowed. At most `most_in_flight` buckets are being summed in the shard group.
+  // All are borrowed. At most `max_in_flight` buckets are being summed in the shard group.
   ShareReducer(const ParameterLayout& layout, ShardGroups groups, ShareMemory& memory,
-               int most_in_flight);
+               int max_in_flight);
 
   // `last`: the ranges are complete and continue in the replica group. `producer`: the stream on
   // which backward writes the gradients; null on the CPU.
@@ -135,7 +135,7 @@ class ShareReducer {
   const ParameterLayout& layout_;
   ShardGroups groups_;
   ShareMemory& memory_;
-  const int most_in_flight_;
+  const int max_in_flight_;
   cudaStream_t producer_ = nullptr;
   bool last_ = true;
   BucketProgress progress_;

@@ -46,7 +46,7 @@ MpiEngine::Loop::Loop(int num_ranks) : processes_(CopyOf(MPI_COMM_WORLD)), asked
   FindNode(num_ranks);
   int process = 0;
   HL_MPI(MPI_Comm_rank(processes_, &process));
-  const auto channels = std::make_shared<const mpi::Channels>(processes_, most_ranks_);
+  const auto channels = std::make_shared<const mpi::Channels>(processes_, max_ranks_);
   std::vector<int> everybody(places_.size());
   std::iota(everybody.begin(), everybody.end(), 0);
   for (int rank = 0; rank < static_cast<int>(places_.size()); ++rank) {
@@ -64,7 +64,7 @@ MpiEngine::Loop::Loop(int num_ranks) : processes_(CopyOf(MPI_COMM_WORLD)), asked
 void MpiEngine::Loop::FindPlaces(int num_ranks) {
   const std::vector<int> of_processes = GatherFromAll(processes_, num_ranks);
   num_processes_ = static_cast<int>(of_processes.size());
-  most_ranks_ = std::ranges::max(of_processes);
+  max_ranks_ = std::ranges::max(of_processes);
   for (int process = 0; process < num_processes_; ++process) {
     for (int rank = 0; rank < of_processes[process]; ++rank) places_.push_back({process, rank});
   }

@@ -106,13 +106,13 @@ bool MpiEngine::Loop::AllAskForAGroup() const {
 // world rank.
 std::vector<SplitPlace> MpiEngine::Loop::GatherSplits() const {
   static_assert(sizeof(SplitPlace) == 3 * sizeof(int));
-  std::vector<SplitPlace> own(most_ranks_), all(most_ranks_ * num_processes_);
+  std::vector<SplitPlace> own(max_ranks_), all(max_ranks_ * num_processes_);
   for (size_t i = 0; i < asked_.size(); ++i) own[i] = *asked_[i].front()->split;
-  HL_MPI(MPI_Allgather(own.data(), 3 * most_ranks_, MPI_INT, all.data(), 3 * most_ranks_, MPI_INT,
+  HL_MPI(MPI_Allgather(own.data(), 3 * max_ranks_, MPI_INT, all.data(), 3 * max_ranks_, MPI_INT,
                        processes_));
   std::vector<SplitPlace> of_world;
   for (const Place& place : places_)
-    of_world.push_back(all[place.process * most_ranks_ + place.rank_in_process]);
+    of_world.push_back(all[place.process * max_ranks_ + place.rank_in_process]);
   return of_world;
 }
 
@@ -120,7 +120,7 @@ std::vector<SplitPlace> MpiEngine::Loop::GatherSplits() const {
 // that itself waits for arithmetic of this engine.
 void MpiEngine::Loop::MakeGroup() {
   const std::vector<SplitPlace> of_world = GatherSplits();
-  const auto channels = std::make_shared<const Channels>(processes_, most_ranks_);
+  const auto channels = std::make_shared<const Channels>(processes_, max_ranks_);
   for (std::deque<std::shared_ptr<MpiJob>>& asked : asked_) {
     MpiJob& job = *asked.front();
     const GroupState& parent = *groups_[job.group];

@@ -173,7 +173,7 @@ class MpiEngine::Loop {
   MPI_Comm processes_;
   int num_processes_ = 1;
   std::vector<mpi::Place> places_;  // by rank of the world
-  int most_ranks_ = 1;              // largest number of ranks of one process
+  int max_ranks_ = 1;               // largest number of ranks of one process
   Node node_;
 
   // Used only by the engine thread, without a lock. groups_ grows under mutex_, so that Describe

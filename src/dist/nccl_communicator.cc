@@ -243,10 +243,14 @@ class NcclCommunicator final : public RequestCommunicator {
 };
 
 Work NcclCommunicator::Issue(Request request, int64_t seq) {
-  if (request.kind != OpKind::kBarrier && request.in.count == 0 && request.out.count == 0 &&
-      request.kind != OpKind::kSendRecv) {
+  // In these operations other ranks may have data, and the first operation of a group connects all
+  // of its ranks.
+  const bool others_have_data = request.kind == OpKind::kBarrier ||
+                                request.kind == OpKind::kSendRecv ||
+                                request.kind == OpKind::kAllToAllV;
+  if (request.in.count == 0 && request.out.count == 0 && !others_have_data) {
     request.EndRecord();
-    return {};  // no rank waits for data of this one
+    return {};
   }
   const std::string what = Describe(request, name(), seq);
   group_->ThrowIfAborted(what);

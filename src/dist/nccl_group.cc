@@ -18,7 +18,7 @@ namespace {
 constexpr auto kSpin = std::chrono::microseconds(200);
 constexpr auto kPollInterval = std::chrono::microseconds(50);
 // A group adds up finished waits, whose events it can use again, each time that so many are unread.
-constexpr size_t kMostStreamWaits = 4096;
+constexpr size_t kMaxStreamWaits = 4096;
 
 ncclConfig_t MakeConfig(GroupRole role) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -275,7 +275,7 @@ void Group::WaitOn(cudaStream_t consumer, const Event& event, const char* tag,
   wait.begin->Record(consumer, what);
   CheckCuda(cudaStreamWaitEvent(consumer, event.get(), 0), what);
   wait.end->Record(consumer, what);
-  if (waits_.size() % kMostStreamWaits == kMostStreamWaits - 1) AddFinishedWaits();
+  if (waits_.size() % kMaxStreamWaits == kMaxStreamWaits - 1) AddFinishedWaits();
   waits_.push_back(std::move(wait));
 }
 

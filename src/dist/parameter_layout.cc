@@ -72,8 +72,8 @@ int64_t ParamSpec::count() const {
 }
 
 int64_t AutoBucketBytes(int num_ranks, int64_t gradient_bytes) {
-  constexpr int64_t kLeast = 64 << 20, kPerRank = 4 << 20;
-  return std::clamp(kPerRank * num_ranks, kLeast, std::max(kLeast, gradient_bytes / 8));
+  constexpr int64_t kMin = 64 << 20, kPerRank = 4 << 20;
+  return std::clamp(kPerRank * num_ranks, kMin, std::max(kMin, gradient_bytes / 8));
 }
 
 ParameterLayout::ParameterLayout(std::vector<ParamSpec> specs, const LayoutConfig& config)

@@ -56,8 +56,8 @@ double StandardError(double mean, int64_t count) {
 }  // namespace
 
 std::vector<ChoiceQuestion> ReadQuestions(const std::string& file) {
-  constexpr uint64_t kMostBytes = uint64_t{1} << 30;
-  std::istringstream lines(ReadFile(file, ExitCode::kData, kMostBytes));
+  constexpr uint64_t kMaxBytes = uint64_t{1} << 30;
+  std::istringstream lines(ReadFile(file, ExitCode::kData, kMaxBytes));
   std::vector<ChoiceQuestion> questions;
   int64_t number = 0;
   for (std::string line; std::getline(lines, line);) {

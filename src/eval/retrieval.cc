@@ -152,9 +152,9 @@ Needle NumbersNeedle(bool one_word, const data::Tokenizer& tokenizer, int64_t co
 
 Needle VariablesNeedle(const data::Tokenizer& tokenizer, int64_t count, uint64_t seed,
                        uint64_t sample) {
-  constexpr int64_t kMost = 13;
-  HL_CHECK_AS(ExitCode::kUsage, count <= kMost, "--pairs ", count,
-              ": two chains of variables have names with 26 first letters. Use at most ", kMost,
+  constexpr int64_t kMax = 13;
+  HL_CHECK_AS(ExitCode::kUsage, count <= kMax, "--pairs ", count,
+              ": two chains of variables have names with 26 first letters. Use at most ", kMax,
               ".");
   const std::vector<std::string> names = VariableNames(count, seed, sample);
   std::vector<Tokens> ids;

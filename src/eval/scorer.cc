@@ -43,11 +43,10 @@ at::Tensor LossesOf(const model::LanguageModel& model, const at::Tensor& tokens,
 std::vector<float> ScoreHidden(const model::LanguageModel& model, std::span<const int32_t> sequence,
                                const ScoreConfig& config) {
   const auto length = static_cast<int64_t>(sequence.size());
-  const int64_t most_rows =
-      std::max<int64_t>(1, config.batch_tokens / std::max<int64_t>(1, length));
+  const int64_t max_rows = std::max<int64_t>(1, config.batch_tokens / std::max<int64_t>(1, length));
   std::vector<float> scores;
-  for (int64_t first = 1; first < length; first += most_rows) {
-    const int64_t rows = std::min(most_rows, length - first);
+  for (int64_t first = 1; first < length; first += max_rows) {
+    const int64_t rows = std::min(max_rows, length - first);
     at::Tensor tokens = at::empty({rows, length}, at::kLong);
     at::Tensor targets = at::full({rows, length}, data::kNoTarget, at::kLong);
     for (int64_t row = 0; row < rows; ++row) {

@@ -14,6 +14,7 @@
 #include "core/human.h"
 #include "core/log.h"
 #include "data/token_source.h"
+#include "dist/wait_longer.h"
 #include "eval/attention_statistics.h"
 #include "eval/batch_tensors.h"
 #include "eval/part_sums.h"
@@ -362,6 +363,7 @@ ValidationResult Validate(const model::LanguageModel& model, const data::TokenVi
                .recall = {total, config.recall},
                .context = {total, config.half_context},
                .classes = {total, model.objective()}};
+  const Stopwatch stopwatch;
   ScoredRowsLog log(end - begin);
   for (int64_t first = begin; first < end; first += config.batch) {
     const auto count = static_cast<size_t>(std::min(config.batch, end - first));
@@ -376,10 +378,11 @@ ValidationResult Validate(const model::LanguageModel& model, const data::TokenVi
   std::vector<SumsOfRow> all(rows.size());
   std::ranges::copy(sums.rows, all.begin() + begin);
   static_assert(sizeof(SumsOfRow) == kNumSumsOfRow * sizeof(double));
-  control
-      .AllReduce(Ref(reinterpret_cast<double*>(all.data()), kNumSumsOfRow * total),
-                 dist::ReduceOp::kSum, {"validation_sums", 0}, nullptr)
-      .WaitHost();
+  dist::Work summed =
+      control.AllReduce(Ref(reinterpret_cast<double*>(all.data()), kNumSumsOfRow * total),
+                        dist::ReduceOp::kSum, {"validation_sums", 0}, nullptr);
+  // A slower rank has as much time again.
+  dist::WaitLonger(summed, stopwatch.Seconds());
   ValidationResult result = MakeResult(tokens, predicts_text, config, rows, all);
   result.num_windows = std::ssize(windows);
   result.num_available = available;

@@ -249,6 +249,26 @@ TEST(FakeNccl, GroupsWithoutOperationsCostNothing) {
 // While compute fills the GPU, operations of all roles become ready. When thread blocks are free
 // again, exchanges of rows start first, then parameters, then gradients, although they were issued
 // in the opposite order.
+// The first operation of a group connects all of its ranks, so a rank that exchanges nothing must
+// take part.
+TEST(FakeNccl, ARankWithoutDataJoinsTheFirstExchange) {
+  const std::vector<int64_t> counts[] = {{1, 2, 0}, {2, 1, 0}, {0, 0, 0}};  // symmetric
+  for (uint64_t seed = 1; seed <= 5; ++seed) {
+    RunWell({.ranks = 3, .seed = seed}, [&](Rank& rank) {
+      const auto world = MakeWorld(rank);
+      const std::vector<int64_t>& own = counts[rank.number()];
+      const int64_t total = own[0] + own[1] + own[2];
+      std::vector<float> in(static_cast<size_t>(total), static_cast<float>(rank.number())),
+          out(in.size());
+      world->AllToAllV(OnGpu(rank, in), OnGpu(rank, out), own, own, {"matrices", 0}, rank.Stream())
+          .WaitHost();
+      std::vector<float> want(static_cast<size_t>(own[0]), 0);
+      want.insert(want.end(), static_cast<size_t>(own[1]), 1);
+      EXPECT_EQ(out, want);
+    });
+  }
+}
+
 TEST(FakeNccl, RolesHavePriorities) {
   const Outcome outcome = RunWell({.ranks = 2, .launch_order = false}, [](Rank& rank) {
     const auto world = MakeWorld(rank);

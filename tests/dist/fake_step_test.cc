@@ -369,7 +369,7 @@ class Job final : private ShareMemory {
       reducer_.emplace(layout_, *sums_, OnGpu(grads_),
                        c_.stage == 0 ? ReducedTo::kAllRanks : ReducedTo::kSlices);
     } else {
-      shares_.emplace(layout_, *sums_, static_cast<ShareMemory&>(*this), /*most_in_flight=*/3);
+      shares_.emplace(layout_, *sums_, static_cast<ShareMemory&>(*this), /*max_in_flight=*/3);
     }
     if (c_.stage == 0) return;
     const int64_t end = weights_division_.end, all = layout_.num_elements();

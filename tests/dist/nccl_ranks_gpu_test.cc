@@ -28,8 +28,8 @@ class GpuMemory final : public test::Memory {
   }
   void* Place(std::vector<uint8_t>& bytes) override {
     Copy copy = {.bytes = &bytes};
-    constexpr size_t kFewest = 16;  // an empty buffer has a place as well
-    EXPECT_EQ(cudaMalloc(&copy.data, std::max(bytes.size(), kFewest)), cudaSuccess);
+    constexpr size_t kMin = 16;  // an empty buffer has a place as well
+    EXPECT_EQ(cudaMalloc(&copy.data, std::max(bytes.size(), kMin)), cudaSuccess);
     EXPECT_EQ(cudaMemcpy(copy.data, bytes.data(), bytes.size(), cudaMemcpyDefault), cudaSuccess);
     copies_.push_back(copy);
     return copy.data;

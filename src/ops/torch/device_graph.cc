@@ -87,6 +87,7 @@ void DeviceGraph::Record(at::Device device, const std::function<void()>& run) {
   HL_CHECK(IsOn(device), "cannot record a graph on ", device.str(),
            ": every launch is checked there. Unset HALFLIFE_CHECK_LAUNCHES.");
   if (is_recorded()) {
+    const c10::cuda::CUDAGuard on_device(device);
     c10::cuda::device_synchronize();  // the last replay may still be running
     replay_ = nullptr;
   }

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <cstring>
@@ -10,6 +11,7 @@
 #include <mutex>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "ops/torch/host_waits.h"
@@ -62,7 +64,18 @@ at::Tensor UploadValues(std::span<const int64_t> values, at::Device device) {
   return Upload(Owned(values, at::kLong), device);
 }
 
-at::Tensor ConstantsOn(at::Device device, std::span<const double> values, at::ScalarType dtype) {
+namespace {
+
+// "cuda" without an index means the current device, which may be another one at the next call.
+at::Device WithIndex(at::Device device) {
+  if (!device.is_cuda() || device.has_index()) return device;
+  return c10::impl::VirtualGuardImpl(device.type()).getDevice();
+}
+
+}  // namespace
+
+at::Tensor ConstantsOn(at::Device given, std::span<const double> values, at::ScalarType dtype) {
+  const at::Device device = WithIndex(given);
   using Place = std::tuple<at::DeviceType, c10::DeviceIndex, at::ScalarType>;
   using ByValues = std::map<std::vector<double>, at::Tensor, Lexicographical>;
   static std::mutex mutex;
@@ -84,9 +97,10 @@ class KeptTables {
  public:
   // `make` returns the bytes.
   template <typename Make>
-  at::Tensor Get(at::Device device, std::string_view key, const Make& make) {
+  at::Tensor Get(at::Device given, std::string_view key, const Make& make) {
+    const at::Device device = WithIndex(given);
     const std::lock_guard lock(mutex_);
-    auto& there = tables_[device.index()];
+    auto& there = tables_[{device.type(), device.index()}];
     if (const auto found = there.find(key); found != there.end()) return found->second;
     const c10::InferenceMode for_training_too(false);
     const auto& bytes = make();
@@ -97,7 +111,9 @@ class KeptTables {
 
  private:
   std::mutex mutex_;
-  std::map<c10::DeviceIndex, std::map<std::string, at::Tensor, std::less<>>> tables_;
+  std::map<std::pair<at::DeviceType, c10::DeviceIndex>,
+           std::map<std::string, at::Tensor, std::less<>>>
+      tables_;
 };
 
 }  // namespace

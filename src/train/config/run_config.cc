@@ -558,10 +558,10 @@ int ParallelConfig::shard_ranks(int world_size) const {
 }
 
 int64_t ParallelConfig::bucket_bytes_of(int world_size, int64_t gradient_bytes) const {
-  constexpr int64_t kMostOfParts = 256 << 20;
+  constexpr int64_t kMaxOfParts = 256 << 20;
   if (bucket_bytes > 0) return bucket_bytes;
   const int64_t bytes = dist::AutoBucketBytes(world_size, gradient_bytes);
-  return zero_stage < 2 ? bytes : std::min(bytes, kMostOfParts);
+  return zero_stage < 2 ? bytes : std::min(bytes, kMaxOfParts);
 }
 
 std::string ExplainedText(const RunConfig& config) {

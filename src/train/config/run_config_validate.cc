@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <numeric>
 #include <regex>
 
@@ -60,7 +61,7 @@ void CheckGroups(const std::vector<ParameterGroup>& groups, Problems& problems) 
 }
 
 void CheckPhases(const ScheduleConfig& schedule, Problems& problems) {
-  constexpr int64_t kMostPhaseSteps = int64_t{1} << 40;
+  constexpr int64_t kMaxPhaseSteps = int64_t{1} << 40;
   double shares = 0, reached = 1;
   std::vector<std::string> names, rest;
   for (size_t i = 0; i < schedule.phases.size(); ++i) {
@@ -70,8 +71,8 @@ void CheckPhases(const ScheduleConfig& schedule, Problems& problems) {
                      "letters, digits, '_', '-' and '.'");
     problems.Require(std::ranges::count(names, phase.name) == 0, field("name"), phase.name,
                      "a name that no other phase has");
-    problems.Require(phase.steps >= 0 && phase.steps <= kMostPhaseSteps, field("steps"),
-                     phase.steps, Concat("1 to ", kMostPhaseSteps));
+    problems.Require(phase.steps >= 0 && phase.steps <= kMaxPhaseSteps, field("steps"), phase.steps,
+                     Concat("1 to ", kMaxPhaseSteps));
     problems.Require(phase.share >= 0 && phase.share <= 1, field("share"), phase.share, "(0, 1]");
     problems.Require(phase.steps == 0 || phase.share == 0, field("share"), phase.share,
                      "either steps or share");
@@ -135,7 +136,9 @@ void CheckOptimizer(const RunConfig& c, Problems& problems) {
   problems.Require(std::isfinite(o.lr) && o.lr >= 0, "optimizer.lr", o.lr, "a number >= 0");
   problems.Require(a.beta1 >= 0 && a.beta1 < 1, "optimizer.beta1", a.beta1, "[0, 1)");
   problems.Require(a.beta2 >= 0 && a.beta2 < 1, "optimizer.beta2", a.beta2, "[0, 1)");
-  problems.Require(a.eps > 0, "optimizer.eps", a.eps, "a number > 0, e.g. 1e-8");
+  // It is added in fp32.
+  problems.Require(a.eps >= std::numeric_limits<float>::min(), "optimizer.eps", a.eps,
+                   "a number of at least 1.2e-38, e.g. 1e-8");
   problems.Require(a.weight_decay >= 0, "optimizer.weight_decay", a.weight_decay, "a number >= 0");
   for (const std::string& problem : o.algorithm.config().Problems())
     problems.Add(Concat("optimizer.algorithm.", o.algorithm.name(), ".", problem));
@@ -152,18 +155,18 @@ void CheckLoop(const RunConfig& c, int world_size, Problems& problems) {
   problems.Require(t.micro_batch >= 1, "train.micro_batch", t.micro_batch, "a number >= 1");
   problems.Require(t.global_batch >= 1, "train.global_batch", t.global_batch, "a number >= 1");
   // Bounds beyond which a step or a run would never end and counts would overflow.
-  constexpr int64_t kMostStepTokens = int64_t{1} << 32, kMostRunTokens = int64_t{1} << 62;
-  const int64_t most_rows = kMostStepTokens / std::max<int64_t>(c.data.seq_len, 1);
+  constexpr int64_t kMaxStepTokens = int64_t{1} << 32, kMaxRunTokens = int64_t{1} << 62;
+  const int64_t max_rows = kMaxStepTokens / std::max<int64_t>(c.data.seq_len, 1);
   problems.Require(
-      t.global_batch <= most_rows, "train.global_batch", t.global_batch,
-      Concat("at most ", most_rows, " (2^32 tokens per step, with rows of ", c.data.seq_len, ")"));
-  problems.Require(t.steps <= kMostRunTokens / kMostStepTokens, "train.steps", t.steps,
-                   Concat("at most ", kMostRunTokens / kMostStepTokens));
-  const int64_t most_micro_rows = INT32_MAX / std::max<int64_t>(c.data.seq_len, 1);
+      t.global_batch <= max_rows, "train.global_batch", t.global_batch,
+      Concat("at most ", max_rows, " (2^32 tokens per step, with rows of ", c.data.seq_len, ")"));
+  problems.Require(t.steps <= kMaxRunTokens / kMaxStepTokens, "train.steps", t.steps,
+                   Concat("at most ", kMaxRunTokens / kMaxStepTokens));
+  const int64_t max_micro_rows = INT32_MAX / std::max<int64_t>(c.data.seq_len, 1);
   problems.Require(
-      c.data.seq_len <= 0 || t.micro_batch <= most_micro_rows, "train.micro_batch", t.micro_batch,
-      Concat("at most ", most_micro_rows, " (micro_batch x seq_len must fit in 32 bits)"));
-  if (t.micro_batch >= 1 && t.micro_batch <= most_rows) {
+      c.data.seq_len <= 0 || t.micro_batch <= max_micro_rows, "train.micro_batch", t.micro_batch,
+      Concat("at most ", max_micro_rows, " (micro_batch x seq_len must fit in 32 bits)"));
+  if (t.micro_batch >= 1 && t.micro_batch <= max_rows) {
     const int of_row = c.parallel.row_ranks();
     const int sp = of_row >= 1 && world_size % of_row == 0 ? of_row : 1;
     const int64_t unit = t.micro_batch * world_size / sp;
@@ -324,9 +327,9 @@ void CheckSources(const RunConfig& c, Problems& problems) {
     return;
   }
   problems.Require(data.path.empty(), "data.path", data.path, "'' with data.source");
-  problems.Require(data.sources.size() <= data::kMostBlendSources, "data.source",
+  problems.Require(data.sources.size() <= data::kMaxBlendSources, "data.source",
                    Concat(data.sources.size(), " sources"),
-                   Concat("at most ", data::kMostBlendSources));
+                   Concat("at most ", data::kMaxBlendSources));
   problems.Require(data.epoch_end == "fill", "data.epoch_end", data.epoch_end,
                    "fill with data.source: each source has epochs of its own");
   problems.Require(c.train.max_epochs == 0, "train.max_epochs", c.train.max_epochs,

@@ -102,12 +102,12 @@ const pb::FieldDescriptor* FieldAt(const pb::Descriptor& root, const std::string
 }
 
 std::string OtherBlockAnswer(const UnknownName& unknown) {
-  constexpr size_t kMostPaths = 3;
+  constexpr size_t kMaxPaths = 3;
   std::vector<std::string> paths;
   FindPaths(unknown.root, unknown.name, "", paths);
   std::ranges::stable_sort(paths, {},
                            [](const std::string& path) { return std::ranges::count(path, '.'); });
-  paths.resize(std::min(paths.size(), kMostPaths));
+  paths.resize(std::min(paths.size(), kMaxPaths));
   if (paths.empty()) return "";
   return Concat(
       "Use ",

@@ -181,7 +181,7 @@ std::string LikelyCause(const std::string& objective) {
 
 TargetGuard::TargetGuard(const RunConfig& config, const data::SampleOrder& order)
     : config_(config),
-      most_in_a_row_(
+      max_in_a_row_(
           std::min(std::clamp<int64_t>(order.StepsPerEpoch(), 100, 1000), config.train.steps)) {}
 
 void TargetGuard::NoteStep(int64_t step, const StepResult& result) {
@@ -191,7 +191,7 @@ void TargetGuard::NoteStep(int64_t step, const StepResult& result) {
   }
   ++in_a_row_;
   const std::string& objective = config_.model.objective.name();
-  HL_CHECK_AS(ExitCode::kData, in_a_row_ < most_in_a_row_, "step ", step, ": no row of the last ",
+  HL_CHECK_AS(ExitCode::kData, in_a_row_ < max_in_a_row_, "step ", step, ": no row of the last ",
               in_a_row_, " steps has a target of the objective ", objective,
               ", so nothing was trained. Check the dataset ", config_.data.main_path(), ": ",
               LikelyCause(objective));

@@ -59,7 +59,7 @@ class TargetGuard {
  public:
   TargetGuard(const RunConfig& config, const data::SampleOrder& order);
 
-  // Records `result`, the result of step `step` (1-based). Throws Error kData after most_in_a_row()
+  // Records `result`, the result of step `step` (1-based). Throws Error kData after max_in_a_row()
   // consecutive steps without a target.
   void NoteStep(int64_t step, const StepResult& result);
 
@@ -67,11 +67,11 @@ class TargetGuard {
   // includes every row. With fewer than 100 steps, chance may have hidden no token. After 1000
   // shuffled steps without a target, fewer than one in a hundred steps of the dataset can have one
   // (0.99^1000 = 4e-5), which is not enough to train on. Never more than the steps of the run.
-  int64_t most_in_a_row() const { return most_in_a_row_; }
+  int64_t max_in_a_row() const { return max_in_a_row_; }
 
  private:
   const RunConfig& config_;
-  const int64_t most_in_a_row_;
+  const int64_t max_in_a_row_;
   int64_t in_a_row_ = 0;
 };
 

@@ -52,7 +52,7 @@ bool StopFlags::TakeSave() { return save_flag.exchange(false); }
 namespace {
 
 // Time reserved for a save whose duration is not known yet.
-constexpr double kLeastSaveSeconds = 5;
+constexpr double kMinSaveSeconds = 5;
 
 }  // namespace
 
@@ -64,7 +64,7 @@ bool StopPolicy::TimeIsUp(double elapsed_s) const {
   // The work that may precede the end of the save: this step and a slower one, a validation, and
   // the save itself.
   const double ahead =
-      2 * longest_step_s_ + last_validation_s_ + std::max(kLeastSaveSeconds, 2 * last_save_s_);
+      2 * longest_step_s_ + last_validation_s_ + std::max(kMinSaveSeconds, 2 * last_save_s_);
   return time_limit_s_ > 0 && elapsed_s + ahead > time_limit_s_;
 }
 

@@ -364,6 +364,7 @@ uint64_t Trainer::SkippedSteps(const ckpt::StepState& state) const {
 // next save resumes there. The newer ones are then deleted.
 void Trainer::RollBack() {
   AwaitSave();
+  Heartbeat("load");  // for the watchdog: a load may take longer than a step
   runner_->AwaitParameters();
   const uint64_t spike = state_.step, next_data = DataStep();
   const uint32_t rollbacks = state_.guard.rollbacks + 1;

@@ -76,7 +76,7 @@ std::optional<double> MeasuredMixingShare(std::string_view mixer, int64_t state_
 namespace {
 
 constexpr double kGiB = 1024.0 * 1024 * 1024;
-constexpr int kMostRanks = 1 << 20;  // The step's scalars are exact up to this number.
+constexpr int kMaxRanks = 1 << 20;  // The step's scalars are exact up to this number.
 
 const std::vector<std::string> kDevices = [] {
   std::vector<std::string> devices;
@@ -181,11 +181,11 @@ struct PlanKey {
   Setter set;
 };
 const std::vector<PlanKey> kKeys = {
-    {"nodes", SetCount(&Cluster::nodes, 1, kMostRanks)},
+    {"nodes", SetCount(&Cluster::nodes, 1, kMaxRanks)},
     {"gpus", SetCount(&Cluster::gpus, 1, 1024)},
-    {"sp", SetCount(&PlanRequest::sp, 1, kMostRanks)},
+    {"sp", SetCount(&PlanRequest::sp, 1, kMaxRanks)},
     {"zero", SetCount(&PlanRequest::zero, 0, 3)},
-    {"shard", SetCount(&PlanRequest::shard, 1, kMostRanks)},
+    {"shard", SetCount(&PlanRequest::shard, 1, kMaxRanks)},
     {"micro_batch", SetCount(&PlanRequest::micro_batch, 1, std::numeric_limits<int32_t>::max())},
     // ParsePlan reads these two first, so that other keys override them.
     {"device", [](const Assignment&, PlanRequest&) {}},
@@ -243,9 +243,9 @@ PlanRequest ParsePlan(const std::string& text) {
     }
   }
   const Cluster& cluster = request.cluster;
-  HL_CHECK_AS(ExitCode::kUsage, cluster.nodes <= kMostRanks / cluster.gpus,
+  HL_CHECK_AS(ExitCode::kUsage, cluster.nodes <= kMaxRanks / cluster.gpus,
               "--plan nodes=", cluster.nodes, ",gpus=", cluster.gpus, " are too many. Use at most ",
-              kMostRanks, " ranks in total.");
+              kMaxRanks, " ranks in total.");
   HL_CHECK_AS(ExitCode::kUsage, cluster.peak_flops > 0 || cluster.bf16_flops > 0,
               "--plan device=cpu: the speed of its cores is unknown. Add peak_tflops=NUMBER, for "
               "example the full FLOPs per second of a run on one rank, in units of 1e12.");

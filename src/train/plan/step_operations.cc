@@ -321,7 +321,7 @@ class RankRehearsal {
                                             /*on_gpu=*/config_.train.device == "cuda");
     if (arena_.units() != nullptr) step_.unit_bytes = static_cast<double>(arena_.units()->bytes());
     if (matrices_) step_.matrix_buffer_bytes = static_cast<double>(matrices_->buffer_bytes());
-    step_.bucket_slot_bytes = static_cast<double>(gradients_.most_bucket_bytes());
+    step_.bucket_slot_bytes = static_cast<double>(gradients_.max_bucket_bytes());
   }
 
  private:

@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <string_view>
 
 #include "ckpt/collective.h"
 #include "ckpt/safetensors.h"
+#include "core/clock.h"
 #include "core/error.h"
 #include "core/files.h"
 #include "core/hash.h"
@@ -79,6 +81,7 @@ AnswerScores ScoreAnswers(const model::LanguageModel& model, const data::TokenVi
   const int64_t num_batches = (std::ssize(rows) + config.batch - 1) / config.batch;
   const auto begin_of = [&](int64_t number) { return num_batches * number / groups; };
   AnswerScores scores(tokens);
+  const Stopwatch stopwatch;
   for (int64_t batch = begin_of(own); batch < begin_of(own + 1); ++batch) {
     const auto first = static_cast<size_t>(batch * config.batch);
     const auto part =
@@ -95,7 +98,10 @@ AnswerScores ScoreAnswers(const model::LanguageModel& model, const data::TokenVi
   const int64_t most = config.equal_passes ? (num_batches + groups - 1) / groups : passes;
   for (int64_t pass = passes; pass < most; ++pass)
     ScoreBatchOfRows(model, tokens, rows.first(1), config);
-  if (config.waits_for_all) ckpt::Arrive(control, {"answer_scores", 0});
+  // A slower rank has as much time again.
+  ckpt::Arrive(
+      control, {"answer_scores", 0},
+      config.waits_for_all ? std::numeric_limits<double>::infinity() : stopwatch.Seconds());
   std::vector<double>& values = scores.values();
   control
       .AllReduce(Ref(values.data(), std::ssize(values)), dist::ReduceOp::kSum, {"answer_scores", 1},

@@ -50,7 +50,7 @@ at::Tensor GradientShares::Slot(int param) {
 
 void GradientShares::Grow(int64_t bytes) {
   slot_bytes_ += bytes;
-  most_slot_bytes_ = std::max(most_slot_bytes_, slot_bytes_);
+  max_slot_bytes_ = std::max(max_slot_bytes_, slot_bytes_);
 }
 
 at::Tensor GradientShares::HeldRange(int bucket) const {

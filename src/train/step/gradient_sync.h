@@ -75,7 +75,7 @@ class GradientShares final : private dist::ShareMemory {
 
   // Seconds the host has waited since the last call of this function.
   double TakeWaitSeconds() { return reducer_.TakeWaitSeconds(); }
-  int64_t most_slot_bytes() const { return most_slot_bytes_; }  // largest sum of slots so far
+  int64_t max_slot_bytes() const { return max_slot_bytes_; }  // largest sum of slots so far
 
  private:
   struct BucketSum {
@@ -98,7 +98,7 @@ class GradientShares final : private dist::ShareMemory {
   std::vector<BucketSum> sums_;
   dist::ShareReducer reducer_;  // destroyed before sums_, whose memory its operations use
   bool first_ = true;
-  int64_t slot_bytes_ = 0, most_slot_bytes_ = 0;
+  int64_t slot_bytes_ = 0, max_slot_bytes_ = 0;
 };
 
 class GradientSync {
@@ -150,7 +150,7 @@ class GradientSync {
   void MarkComputed(int param);
   int64_t wire_bytes() const;  // of the bf16 copy of the gradients; 0 without one
   // Largest number of bytes of buckets that existed at a time; 0 unless zero_stage is 2 or 3.
-  int64_t most_bucket_bytes() const { return shares_ ? shares_->most_slot_bytes() : 0; }
+  int64_t max_bucket_bytes() const { return shares_ ? shares_->max_slot_bytes() : 0; }
 
  private:
   class Bf16Wire;

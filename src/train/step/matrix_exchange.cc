@@ -33,12 +33,12 @@ std::vector<int> ByCost(const std::vector<double>& costs) {
 // Returns the batch of each matrix. A batch takes matrices in the order of decreasing cost, so that
 // its matrices have many owners.
 std::vector<size_t> AssignBatches(const std::vector<WholeMatrix>& matrices,
-                                  const std::vector<int>& order, int64_t most_elements) {
+                                  const std::vector<int>& order, int64_t max_elements) {
   std::vector<size_t> batches(matrices.size());
   size_t batch = 0;
   int64_t elements = 0;
   for (const int matrix : order) {
-    if (elements > 0 && elements + matrices[matrix].count() > most_elements) ++batch, elements = 0;
+    if (elements > 0 && elements + matrices[matrix].count() > max_elements) ++batch, elements = 0;
     elements += matrices[matrix].count();
     batches[matrix] = batch;
   }
