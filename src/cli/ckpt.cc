@@ -59,15 +59,15 @@ ExitCode Ls(const CkptOptions& options) {
     Print(options, run, RunTable(run));
     return ExitCode::kFinished;
   }
-  constexpr size_t kMostNamed = 20;
+  constexpr size_t kMaxNamed = 20;
   std::vector<std::string> runs = RunsBelow(options.paths[0]);
   const size_t num_runs = runs.size();
-  runs.resize(std::min(num_runs, kMostNamed));
+  runs.resize(std::min(num_runs, kMaxNamed));
   if (options.json) std::cout << run.dump() << "\n";
   std::cerr << "no checkpoints in " << options.paths[0] << ". Use "
             << (num_runs == 0 ? "the folder of a run that has saved a step."
                               : "one of these runs:\n  " + Join(runs, "\n  "))
-            << (num_runs > kMostNamed ? Concat("\n  and ", num_runs - kMostNamed, " more") : "")
+            << (num_runs > kMaxNamed ? Concat("\n  and ", num_runs - kMaxNamed, " more") : "")
             << "\n";
   return ExitCode::kDifference;
 }

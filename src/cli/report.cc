@@ -38,7 +38,7 @@ std::string LinkTo(const fs::path& run, const fs::path& page_folder) {
 
 // `page_folder`: of the page, which links to the runs.
 report::SweepRecord ReadSweep(const std::string& path, const fs::path& page_folder) {
-  constexpr size_t kMostCurves = 16;  // Number of distinguishable colours and dashes.
+  constexpr size_t kMaxCurves = 16;  // Number of distinguishable colours and dashes.
   const sweep::SweepFolder folder(path);
   const sweep::SweepConfig config = sweep::LoadSweep(folder.sweep_file(), {});
   const auto results = sweep::ReadResults(config, folder, ReadRunWithFacts);
@@ -56,7 +56,7 @@ report::SweepRecord ReadSweep(const std::string& path, const fs::path& page_fold
                                              : "");
   report::Table failures = sweep::FailuresTable(results);
   if (!failures.rows.empty()) record.tables.push_back(std::move(failures));
-  const std::vector<size_t> shown = sweep::BestRuns(config, results, kMostCurves);
+  const std::vector<size_t> shown = sweep::BestRuns(config, results, kMaxCurves);
   for (const size_t i : shown)
     record.runs.push_back(ReadRunWithFacts(folder.run(results[i].trial.name)));
   if (shown.size() < results.size())

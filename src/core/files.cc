@@ -110,7 +110,7 @@ struct Destination {
 };
 
 Destination Resolve(const fs::path& named, ExitCode code) {
-  constexpr int kMostLinks = 40;  // the Linux kernel's limit
+  constexpr int kMaxLinks = 40;  // the Linux kernel's limit
   Destination to{.path = named};
   std::error_code ignored;
   for (int links = 0;; ++links) {
@@ -118,7 +118,7 @@ Destination Resolve(const fs::path& named, ExitCode code) {
     if (to.path == "/dev/stdout") to.descriptor = STDOUT_FILENO;
     if (to.path == "/dev/stderr") to.descriptor = STDERR_FILENO;
     if (to.descriptor >= 0 || !fs::is_symlink(fs::symlink_status(to.path, ignored))) return to;
-    HL_CHECK_AS(code, links < kMostLinks, "cannot open ", named.string(), ": ", ErrnoText(ELOOP));
+    HL_CHECK_AS(code, links < kMaxLinks, "cannot open ", named.string(), ": ", ErrnoText(ELOOP));
     // A redirected /dev/stdout must not be opened again: the new descriptor would have its own
     // offset and overwrite earlier output.
     const fs::path folder = fs::weakly_canonical(to.path.parent_path(), ignored);

@@ -5,7 +5,7 @@
 namespace halflife {
 namespace {
 
-constexpr size_t kMostNames = 3;
+constexpr size_t kMaxNames = 3;
 
 std::string_view LastPart(std::string_view name) { return name.substr(name.rfind('.') + 1); }
 
@@ -50,7 +50,7 @@ std::vector<std::string> NearestNames(std::string_view name,
   std::vector<std::string> names;
   for (const auto& [distance, candidate] : near) {
     // If there is a near name, suggestions that are much farther away only distract.
-    if (names.size() < kMostNames && distance <= near.front().first + 1) names.push_back(candidate);
+    if (names.size() < kMaxNames && distance <= near.front().first + 1) names.push_back(candidate);
   }
   return names;
 }

@@ -48,7 +48,7 @@ uint64_t BlendSeed(uint64_t run_seed, const std::string& name) {
 
 std::vector<uint32_t> BlendCounts(std::span<const double> weights) {
   const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
-  HL_CHECK(sum > 0 && weights.size() <= kMostBlendSources, "a blend of ", weights.size(),
+  HL_CHECK(sum > 0 && weights.size() <= kMaxBlendSources, "a blend of ", weights.size(),
            " sources with the sum of weights ", sum);
   std::vector<uint32_t> counts;
   std::vector<std::pair<double, size_t>> remainders;

@@ -36,8 +36,8 @@ uint64_t BlendSeed(uint64_t run_seed, const std::string& name);
 
 // Returns the samples of each source in a cycle, in proportion to the weights: largest remainder,
 // but at least 1 for a weight above 0. At least one weight must be above 0. At most
-// kMostBlendSources weights.
-constexpr size_t kMostBlendSources = 256;
+// kMaxBlendSources weights.
+constexpr size_t kMaxBlendSources = 256;
 std::vector<uint32_t> BlendCounts(std::span<const double> weights);
 
 struct BlendSegment {

@@ -20,8 +20,8 @@ class BlockCache {
   using Block = std::shared_ptr<const std::vector<T>>;
   using Key = std::pair<const ShardRecord*, int64_t>;  // a shard and the index of a block in it
 
-  // Holds at most `most_bytes` bytes, but always the block that was used last.
-  explicit BlockCache(size_t most_bytes) : most_bytes_(most_bytes) {}
+  // Holds at most `max_bytes` bytes, but always the block that was used last.
+  explicit BlockCache(size_t max_bytes) : max_bytes_(max_bytes) {}
 
   // Returns a block, calling read() if it is not cached. Errors of read() are not cached.
   // Thread-safe: read() runs without the lock, so two threads that miss the same block both read
@@ -51,7 +51,7 @@ class BlockCache {
     entries_.emplace_front(key, block);
     places_.emplace(key, entries_.begin());
     bytes_ += BytesOf(block);
-    while (bytes_ > most_bytes_ && entries_.size() > 1) {
+    while (bytes_ > max_bytes_ && entries_.size() > 1) {
       bytes_ -= BytesOf(entries_.back().second);
       places_.erase(entries_.back().first);
       entries_.pop_back();
@@ -60,7 +60,7 @@ class BlockCache {
 
   static size_t BytesOf(const Block& block) { return block->size() * sizeof(T); }
 
-  const size_t most_bytes_;
+  const size_t max_bytes_;
   std::mutex mutex_;          // guards the members below
   std::list<Entry> entries_;  // most recently used first
   std::map<Key, typename std::list<Entry>::iterator> places_;

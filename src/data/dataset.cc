@@ -18,10 +18,10 @@ namespace fs = std::filesystem;
 
 // A dataset with at most this number of shards checks all of them when it is opened. A larger one
 // would open slowly on a cluster, so it checks each shard when the shard is first read.
-constexpr size_t kMostShardsCheckedFirst = 16;
+constexpr size_t kMaxShardsCheckedFirst = 16;
 // Per column of a dataset. This holds eight million tokens, which is less than a corpus but more
 // than a small task.
-constexpr size_t kMostCachedBytes = size_t{32} << 20;
+constexpr size_t kMaxCachedBytes = size_t{32} << 20;
 
 // Returns the first token of each shard, as an index in the split, followed by the total.
 std::vector<int64_t> ShardBegins(const SplitRecord& split) {
@@ -144,7 +144,7 @@ class Dataset::Impl {
   void CheckFirst() const {
     size_t num_shards = 0;
     for (const Split split : kSplits) num_shards += manifest.of(split).shards.size();
-    if (num_shards > kMostShardsCheckedFirst) return;
+    if (num_shards > kMaxShardsCheckedFirst) return;
     OpenEachShard([](const ShardRecord&, const ShardReader& shard) { shard.CheckHeader(); });
   }
 
@@ -164,8 +164,8 @@ class Dataset::Impl {
   DatasetInfo info;
   std::vector<int64_t> begins[std::size(kSplits)];  // by split
   OpenShards open_shards;
-  BlockCache<int32_t> tokens{kMostCachedBytes}, labels{kMostCachedBytes};
-  BlockCache<int64_t> starts{kMostCachedBytes};
+  BlockCache<int32_t> tokens{kMaxCachedBytes}, labels{kMaxCachedBytes};
+  BlockCache<int64_t> starts{kMaxCachedBytes};
 };
 
 Dataset::Dataset(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

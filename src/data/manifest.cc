@@ -252,7 +252,7 @@ bool Consistent(const SplitRecord& split, const Manifest& manifest) {
   const int64_t row_len = manifest.row_len;
   int64_t tokens = 0, documents = 0;
   for (const ShardRecord& shard : split.shards) {
-    if (shard.num_tokens <= 0 || shard.num_tokens > kMostShardTokens || shard.num_documents < 0 ||
+    if (shard.num_tokens <= 0 || shard.num_tokens > kMaxShardTokens || shard.num_documents < 0 ||
         shard.num_documents > shard.num_tokens || shard.file.name.empty() ||
         shard.file.name.find('/') != std::string::npos ||
         (shard.index != nullptr && !Consistent(shard, row_len))) {

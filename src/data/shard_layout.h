@@ -32,7 +32,7 @@ constexpr int64_t kBlockTokens = 32768;
 constexpr int64_t kBlockStarts = 8192;
 // A shard's header reserves room for the index of this many tokens, however few the shard holds. At
 // this limit that is 16 MiB, which every reader hashes.
-constexpr int64_t kMostShardTokens = int64_t{1} << 32;
+constexpr int64_t kMaxShardTokens = int64_t{1} << 32;
 // [num_tokens] uint16 or uint32, little endian.
 constexpr char kTokensName[] = "tokens";
 // [num_tokens] int32, only for labelled rows; kNoTarget marks a token without a label.

@@ -278,21 +278,21 @@ Hash128 HashFilePrefix(int fd, const std::filesystem::path& path, uint64_t bytes
 }
 
 OpenShardLimits RaisedLimits(size_t num_datasets) {
-  constexpr rlim_t kFewest = 64, kMost = 1 << 20;
+  constexpr rlim_t kMin = 64, kMax = 1 << 20;
   constexpr size_t kIndexBytes = size_t{1} << 30;
   const auto part = [&](rlim_t descriptors) {
-    return OpenShardLimits{.most_open = std::max<size_t>(descriptors / num_datasets, 1),
-                           .most_index_bytes = kIndexBytes / num_datasets};
+    return OpenShardLimits{.max_open = std::max<size_t>(descriptors / num_datasets, 1),
+                           .max_index_bytes = kIndexBytes / num_datasets};
   };
   struct rlimit limit {};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return part(kFewest);
-  const rlim_t wanted = std::min(limit.rlim_max, kMost);
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return part(kMin);
+  const rlim_t wanted = std::min(limit.rlim_max, kMax);
   if (limit.rlim_cur < wanted) {
     struct rlimit raised = limit;
     raised.rlim_cur = wanted;
     if (::setrlimit(RLIMIT_NOFILE, &raised) == 0) limit = raised;
   }
-  return part(std::clamp(limit.rlim_cur / 4 * 3, kFewest, kMost));
+  return part(std::clamp(limit.rlim_cur / 4 * 3, kMin, kMax));
 }
 
 std::shared_ptr<const ShardReader> OpenShards::Open(const ShardRecord& record) const {
@@ -318,7 +318,7 @@ std::shared_ptr<const ShardReader> OpenShards::Get(const ShardRecord& record) {
   places_.emplace(&record, entries_.begin());
   index_bytes_ += shard->index().bytes();
   while (entries_.size() > 1 &&
-         (entries_.size() > limits_.most_open || index_bytes_ > limits_.most_index_bytes)) {
+         (entries_.size() > limits_.max_open || index_bytes_ > limits_.max_index_bytes)) {
     index_bytes_ -= entries_.back().second->index().bytes();
     places_.erase(entries_.back().first);
     entries_.pop_back();

@@ -86,8 +86,8 @@ Hash128 HashFilePrefix(int fd, const std::filesystem::path& path, uint64_t bytes
 // The open shards of a dataset, up to a number of descriptors and a size of their indexes. Beyond
 // either, the least recently used shard is closed.
 struct OpenShardLimits {
-  size_t most_open = 0;
-  size_t most_index_bytes = 0;
+  size_t max_open = 0;
+  size_t max_index_bytes = 0;
 };
 // Raises the process's limit of descriptors to its hard limit. Three quarters of it may be shards.
 // A gigabyte of indexes is that of more than a trillion tokens. Returns the part of one of

@@ -156,8 +156,8 @@ ChartGroup LossCharts(const Runs& runs, const ChartMaker& maker) {
   group.plots.push_back(maker.Make({.title = "Training loss, nats per token"}, Metric("loss")));
   group.plots.push_back(maker.Make({.title = "Validation loss, nats per token", .markers = true},
                                    Metric("val_loss")));
-  constexpr size_t kMostNamedSets = 12;  // A text may have a hundred files.
-  if (const auto names = NamesOfValidationLosses(runs); names.size() <= kMostNamedSets)
+  constexpr size_t kMaxNamedSets = 12;  // A text may have a hundred files.
+  if (const auto names = NamesOfValidationLosses(runs); names.size() <= kMaxNamedSets)
     for (const std::string& name : names)
       group.plots.push_back(
           maker.Make({.title = Concat("Validation loss of ", name), .markers = true},

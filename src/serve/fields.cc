@@ -50,11 +50,11 @@ Fields::Fields(const nlohmann::json& object, std::string path)
 }
 
 std::string Shown(const nlohmann::json& value) {
-  constexpr size_t kMost = 40;
+  constexpr size_t kMax = 40;
   if (value.is_array()) return Concat("a list of ", value.size());
   if (value.is_object()) return "an object";
   std::string text = JsonText(nlohmann::ordered_json(value));
-  if (text.size() > kMost) text = text.substr(0, kMost) + "...";
+  if (text.size() > kMax) text = text.substr(0, kMax) + "...";
   return text;
 }
 

@@ -95,7 +95,7 @@ bool SpansDecades(const std::vector<double>& numbers, double factor) {
 // Plots the metric over axis number `index`.
 report::PlotSpec PlotByAxis(const SweepConfig& sweep, const std::vector<TrialResult>& results,
                             size_t index) {
-  constexpr size_t kMostTicks = 10;
+  constexpr size_t kMaxTicks = 10;
   const Axis& axis = sweep.axes[index];
   const Summary& summary = sweep.summary;
   const std::vector<double> numbers = NumbersOf(axis);
@@ -122,7 +122,7 @@ report::PlotSpec PlotByAxis(const SweepConfig& sweep, const std::vector<TrialRes
       .note = numbers.empty() ? "faint: all runs; solid: the best run of each"
                               : "faint: all runs; line: the best run at each value",
       .x_name = axis.name,
-      .x_ticks = numbers.size() <= kMostTicks ? numbers : std::vector<double>(),
+      .x_ticks = numbers.size() <= kMaxTicks ? numbers : std::vector<double>(),
       .x_scale = SpansDecades(numbers, 10) ? report::Scale::kLog : report::Scale::kLinear,
       .y_scale =
           !higher && SpansDecades(values, 100) ? report::Scale::kLog : report::Scale::kLinear,

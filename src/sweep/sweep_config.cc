@@ -152,15 +152,15 @@ void CheckLabels(const Axis& axis, Problems& problems) {
 // Checks that names of runs are short enough. With a suffix, they are file names, which can have at
 // most 255 bytes.
 void CheckNameLength(const SweepConfig& sweep, Problems& problems) {
-  constexpr size_t kMost = 220;
+  constexpr size_t kMax = 220;
   size_t longest = 0;
   for (const Axis& axis : sweep.axes) {
     size_t label = 0;
     for (const Point& point : axis.points) label = std::max(label, point.label.size());
     longest += axis.name.size() + label + 2;
   }
-  if (longest > kMost + 1)
-    problems.Add("the longest name of a run has ", longest - 1, " bytes, but at most ", kMost,
+  if (longest > kMax + 1)
+    problems.Add("the longest name of a run has ", longest - 1, " bytes, but at most ", kMax,
                  " are allowed. Use shorter names of axes or shorter labels.");
 }
 

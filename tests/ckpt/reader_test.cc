@@ -256,7 +256,7 @@ TEST_F(ReaderTest, AStepOfManyRanksIsReadByFewDescriptors) {
   const StepReader many = StepReader::Open(out / "many");
   EXPECT_TRUE(many.Verify(2).empty());
   EXPECT_EQ(GatheredHash(many), GatheredHash(before));
-  EXPECT_LE(NumDescriptors(), descriptors + kMostOpenFiles + 2);
+  EXPECT_LE(NumDescriptors(), descriptors + kMaxOpenFiles + 2);
 }
 
 // An error while reading, on any thread, is no evidence of damage.

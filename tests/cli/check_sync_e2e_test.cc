@@ -11,7 +11,7 @@ using testing::HasSubstr;
 using testing::Not;
 
 TEST(CheckSyncE2e, ReportsEachPhaseAndChangesNothing) {
-  const RunFixture fixture(kProgram);
+  const RunFixture fixture;
   const RunResult plain = ExpectExit(fixture.Run({.run = "plain", .set = {"train.steps=3"}}), 0);
   EXPECT_THAT(plain.err, Not(HasSubstr("host waits")));
   const RunResult checked = ExpectExit(
@@ -31,7 +31,7 @@ TEST(CheckSyncE2e, ReportsEachPhaseAndChangesNothing) {
 }
 
 TEST(CheckSyncE2e, OneRankReportsIfRanksShareRows) {
-  const RunFixture fixture(kProgram);
+  const RunFixture fixture;
   const RunResult result =
       ExpectExit(fixture.Run({.run = "run",
                               .set = {"train.steps=2", "parallel.sp=2", "parallel.zero_stage=1",

@@ -40,7 +40,7 @@ std::string MotifTable(int count, uint64_t seed) {
 class FineTuning : public ProgramTest {
  protected:
   static void SetUpTestSuite() {
-    fixture = std::make_unique<RunFixture>(kProgram, 20000);
+    fixture = std::make_unique<RunFixture>(20000);
     Write("train.tsv", MotifTable(2000, 1));
     Write("dev.tsv", MotifTable(200, 2));
   }

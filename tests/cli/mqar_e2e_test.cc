@@ -13,7 +13,7 @@ using testing::HasSubstr;
 class Mqar : public ProgramTest {
  protected:
   static void SetUpTestSuite() {
-    fixture = std::make_unique<RunFixture>(kProgram, 20000);
+    fixture = std::make_unique<RunFixture>(20000);
     ExpectExit(
         Halflife({"prepare", "--synthetic", "mqar", "--vocab-size", "32", "--seq-len", "16",
                   "--num-pairs", "4", "2", "--examples", "200", "100", "--validation-examples",

@@ -15,7 +15,7 @@ using testing::HasSubstr;
 namespace fs = std::filesystem;
 
 TEST(Recipes, TrainRunsTheMergedRecipeThatRecipePrints) {
-  const RunFixture fixture(kProgram);
+  const RunFixture fixture;
   std::ofstream(fixture.path("longer.textproto")) << "train { steps: 2 seed: 5 }\n";
   std::ofstream(fixture.path("other.textproto"))
       << "model { mixer { d2d {} } }\noptimizer { lr: 0.002 }\ntrain { steps: 1 }\n";

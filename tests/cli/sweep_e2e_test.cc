@@ -20,7 +20,7 @@ using testing::Not;
 class Sweep : public ProgramTest {
  protected:
   static void SetUpTestSuite() {
-    fixture = std::make_unique<RunFixture>(kProgram, 20000);
+    fixture = std::make_unique<RunFixture>(20000);
     std::ofstream(Path("two.textproto")) << Text("");
     ExpectExit(RunSweep("two", "undisturbed"), 0);
   }

@@ -38,7 +38,7 @@ std::map<int, Counts> Read(const std::filesystem::path& path) {
 }
 
 TEST(TraceE2e, HoldsWhatEveryRankDid) {
-  const RunFixture fixture(kProgram);
+  const RunFixture fixture;
   const auto path = fixture.path("trace.json");
   ExpectExit(fixture.Run({.run = "run",
                           .ranks = 2,
@@ -70,7 +70,7 @@ TEST(TraceE2e, HoldsWhatEveryRankDid) {
 }
 
 TEST(TraceE2e, WhatStandsThereStaysAndStandardOutputHasOneDocument) {
-  const RunFixture fixture(kProgram);
+  const RunFixture fixture;
   const auto path = fixture.path("trace.json");
   const auto run = [&](const std::filesystem::path& file) {
     return fixture.Run(
@@ -87,7 +87,7 @@ TEST(TraceE2e, WhatStandsThereStaysAndStandardOutputHasOneDocument) {
 
 // The training result matters more than the trace.
 TEST(TraceE2e, ATraceThatCannotBeWrittenEndsNoRun) {
-  const RunFixture fixture(kProgram);
+  const RunFixture fixture;
   ExpectExit(fixture.Run({.run = "run",
                           .set = {"train.steps=3"},
                           .flags = {"--trace", "/dev/full", "--trace-steps", "2"}}),
@@ -96,7 +96,7 @@ TEST(TraceE2e, ATraceThatCannotBeWrittenEndsNoRun) {
 }
 
 TEST(TraceE2e, AnUnwritableFileIsReportedBeforeTheFirstStep) {
-  const RunFixture fixture(kProgram);
+  const RunFixture fixture;
   ExpectExit(fixture.Run({.run = "run", .flags = {"--trace", fixture.path("none") / "trace.json"}}),
              4, {"none/trace.json"});
   EXPECT_FALSE(std::filesystem::exists(fixture.path("run")));

@@ -347,14 +347,14 @@ TEST_F(DatasetTest, ShardsStayOpenUpToTheLimits) {
       for (size_t i = 0; i < 3; ++i) shards.Get(manifest.train.shards[i])->ReadTokens(0);
     return shards.num_opened();
   };
-  EXPECT_EQ(opened({.most_open = 3, .most_index_bytes = 1 << 20}), 3u);
-  EXPECT_EQ(opened({.most_open = 2, .most_index_bytes = 1 << 20}), 12u);
-  EXPECT_EQ(opened({.most_open = 3, .most_index_bytes = 1}), 12u);
+  EXPECT_EQ(opened({.max_open = 3, .max_index_bytes = 1 << 20}), 3u);
+  EXPECT_EQ(opened({.max_open = 2, .max_index_bytes = 1 << 20}), 12u);
+  EXPECT_EQ(opened({.max_open = 3, .max_index_bytes = 1}), 12u);
   const OpenShardLimits raised = RaisedLimits();
-  EXPECT_GE(raised.most_open, 64u);
+  EXPECT_GE(raised.max_open, 64u);
   const OpenShardLimits part = RaisedLimits(/*num_datasets=*/7);
-  EXPECT_EQ(part.most_open, raised.most_open / 7);
-  EXPECT_EQ(part.most_index_bytes, raised.most_index_bytes / 7);
+  EXPECT_EQ(part.max_open, raised.max_open / 7);
+  EXPECT_EQ(part.max_index_bytes, raised.max_index_bytes / 7);
 }
 
 // Returns a value of /proc/self/status in KiB.

@@ -177,7 +177,7 @@ TEST_F(TokenFilesTest, FilesAreReadInPlace) {
 
   // A file of more ids than a shard may have.
   config.output.out = dir_ / "shards";
-  config.most_linked_tokens = kBlockTokens;
+  config.max_linked_tokens = kBlockTokens;
   PrepareTokenFiles(config);
   const Dataset shards = Dataset::Open(dir_ / "shards");
   const uint64_t read_before = BytesRead();

@@ -2,7 +2,7 @@
 """Tests halflife import --layout gau_alpha with encoders that have their authors' tensor names. Their scores,
 with one token masked at a time, must equal a forward in fp64, which rotates pairs of neighbouring channels.
 
-    .venv-compare/bin/python tests/interop/authors_gau_test.py build/cpu/tests/interop/engine_server
+    .venv-compare/bin/python tests/interop/authors_gau_test.py build/cpu/tests/engine_server
 """
 
 import math

@@ -2,7 +2,7 @@
 """Tests halflife import --layout leap and fastformer. The scores of checkpoints with their authors' tensor
 names must equal a forward in fp64, which computes the sum of each token's window directly.
 
-    .venv-compare/bin/python tests/interop/authors_leap_test.py build/cpu/tests/interop/engine_server
+    .venv-compare/bin/python tests/interop/authors_leap_test.py build/cpu/tests/engine_server
 """
 
 import engine

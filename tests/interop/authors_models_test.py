@@ -2,7 +2,7 @@
 """Tests halflife import --layout d2d and d2d_ape. The scores of checkpoints with their authors' tensor names
 must equal a forward in fp64.
 
-    .venv-compare/bin/python tests/interop/authors_models_test.py build/cpu/tests/interop/engine_server
+    .venv-compare/bin/python tests/interop/authors_models_test.py build/cpu/tests/engine_server
 """
 
 import engine

@@ -3,7 +3,7 @@
 dense scores from the definition: at the training length and beyond it, in whole rows and in pieces with a
 carried state.
 
-    .venv-compare/bin/python tests/interop/authors_positions_test.py build/cpu/tests/interop/engine_server
+    .venv-compare/bin/python tests/interop/authors_positions_test.py build/cpu/tests/engine_server
 """
 
 import dataclasses

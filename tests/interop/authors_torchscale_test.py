@@ -3,7 +3,7 @@
 names of torchscale's classes must equal a forward in fp64, which rotates pairs of neighbouring channels.
 Retention is tested in its parallel and its recurrent form.
 
-    .venv-compare/bin/python tests/interop/authors_torchscale_test.py build/cpu/tests/interop/engine_server
+    .venv-compare/bin/python tests/interop/authors_torchscale_test.py build/cpu/tests/engine_server
 """
 
 import math

@@ -2,7 +2,7 @@
 """Tests halflife import --layout zoology. The scores of small models of associative recall with their
 authors' tensor names must equal a forward in fp64.
 
-    .venv-compare/bin/python tests/interop/authors_zoology_test.py build/cpu/tests/interop/engine_server
+    .venv-compare/bin/python tests/interop/authors_zoology_test.py build/cpu/tests/engine_server
 """
 
 import math

@@ -18,9 +18,9 @@
 
 namespace halflife::test {
 
-// Returns at least the first `count` standard normals of a seed, valid until the thread's next call. Drawing
-// them would take most of the time of many tests, which use the same seeds again and again, so up to 2^24
-// values (128 MB) are kept.
+// Returns at least the first `count` standard normals of a seed, valid until the thread's next
+// call. Drawing them would take most of the time of many tests, which use the same seeds again and
+// again, so up to 2^24 values (128 MB) are kept.
 inline const std::vector<double>& NormalsOfSeed(uint64_t seed, int64_t count) {
   thread_local std::map<uint64_t, std::vector<double>> kept;
   thread_local int64_t num_kept = 0;

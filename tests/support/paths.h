@@ -10,5 +10,6 @@ namespace halflife::test {
 
 extern const char* const kSourceDir;  // The repository's root, absolute.
 extern const char* const kProgram;    // The `halflife` binary of this build.
+extern const char* const kEngineServer;
 
 }  // namespace halflife::test

@@ -45,7 +45,7 @@ inline std::vector<std::string> Append(std::vector<std::string> words,
 
 class ProgramTest : public testing::Test {
  protected:
-  static void SetUpTestSuite() { fixture = std::make_unique<RunFixture>(kProgram); }
+  static void SetUpTestSuite() { fixture = std::make_unique<RunFixture>(); }
   static void TearDownTestSuite() { fixture.reset(); }
 
   static std::string Path(const std::string& name) { return fixture->path(name).string(); }

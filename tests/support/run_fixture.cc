@@ -5,6 +5,8 @@
 #include "core/error.h"
 #include "core/files.h"
 #include "core/philox.h"
+#include "support/forked_engine.h"
+#include "support/paths.h"
 
 namespace halflife::test {
 namespace {
@@ -39,7 +41,7 @@ std::string MakeText(size_t bytes, uint64_t seed) {
   return text + "\n";
 }
 
-RunFixture::RunFixture(const std::string& binary, size_t text_bytes) : binary_(binary) {
+RunFixture::RunFixture(size_t text_bytes) {
   std::ofstream(path("text.txt")) << MakeText(text_bytes, 1);
   std::ofstream(path("recipe.textproto")) << kRecipe;
   const RunResult result =
@@ -50,8 +52,8 @@ RunFixture::RunFixture(const std::string& binary, size_t text_bytes) : binary_(b
 
 std::vector<std::string> RunFixture::Command(const Train& train) const {
   std::vector<std::string> command = {
-      binary_, "train",        "--config", recipe(), "--set", "data.path=" + path("data").string(),
-      "--run", path(train.run)};
+      kProgram, "train",        "--config", recipe(), "--set", "data.path=" + path("data").string(),
+      "--run",  path(train.run)};
   for (const std::string& set : train.set) command.insert(command.end(), {"--set", set});
   command.insert(command.end(), train.flags.begin(), train.flags.end());
   return command;
@@ -59,14 +61,13 @@ std::vector<std::string> RunFixture::Command(const Train& train) const {
 
 RunResult RunFixture::Run(const Train& train) const {
   const RunOptions options{.timeout_s = train.timeout_s, .env = train.env};
-  return train.ranks == 1 ? RunCommand(Command(train), options)
-                          : RunRanks(train.ranks, Command(train), options);
+  const std::vector<std::string> command = Command(train);
+  return train.ranks == 1 ? RunForked({command.begin() + 1, command.end()}, options)
+                          : RunRanks(train.ranks, command, options);
 }
 
 RunResult RunFixture::Halflife(const std::vector<std::string>& arguments) const {
-  std::vector<std::string> command = {binary_};
-  command.insert(command.end(), arguments.begin(), arguments.end());
-  return RunCommand(command);
+  return RunForked(arguments);
 }
 
 std::vector<nlohmann::json> RunFixture::Metrics(const std::string& run,

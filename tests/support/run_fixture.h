@@ -19,7 +19,7 @@ std::string MakeText(size_t bytes, uint64_t seed);
 class RunFixture {
  public:
   // Prepares DIR/data from `text_bytes` bytes of MakeText with the byte tokenizer.
-  RunFixture(const std::string& binary, size_t text_bytes = 120000);
+  explicit RunFixture(size_t text_bytes = 120000);
 
   std::filesystem::path path(const std::string& name) const { return dir_ / name; }
   std::string recipe() const { return (dir_ / "recipe.textproto").string(); }
@@ -32,6 +32,7 @@ class RunFixture {
     std::map<std::string, std::string> env;
     double timeout_s = 120;
   };
+  // A single rank is forked (forked_engine.h).
   RunResult Run(const Train& train) const;
   // Returns the command line of Run, without mpirun.
   std::vector<std::string> Command(const Train& train) const;
@@ -41,7 +42,6 @@ class RunFixture {
   RunResult Halflife(const std::vector<std::string>& arguments) const;
 
  private:
-  std::string binary_;
   TempDir dir_;
 };
 

@@ -49,8 +49,8 @@ CLI::Validator Range(std::optional<Value> (*parse)(const std::string&), const ch
 }  // namespace
 
 CLI::Validator AtLeast(int64_t least) {
-  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
-  return Range(WholeNumber, "whole number", least, kMost, Concat(least, " or more"), "");
+  constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+  return Range(WholeNumber, "whole number", least, kMax, Concat(least, " or more"), "");
 }
 
 CLI::Validator Between(int64_t least, int64_t most) {

@@ -21,7 +21,7 @@ constexpr ExitCode kCode = ExitCode::kEnvironment;
 constexpr uint64_t kSyncBytes = 16ull << 20;
 constexpr uint64_t kTestBytes = 512ull << 20;
 constexpr double kDiskTestSeconds = 4;
-constexpr uint64_t kLeastFree = 10ull << 30;
+constexpr uint64_t kMinFree = 10ull << 30;
 constexpr double kSlow = 50;  // MB/s. At this speed 1 GB of state takes 20 s.
 
 struct FileSystemNote {
@@ -66,7 +66,7 @@ Finding DescribeFileSystem(const CheckInputs& inputs, const fs::path& folder) {
     finding.text += Concat("; ", row.note);
     finding.remedy = row.remedy;
   }
-  if (free < kLeastFree) {
+  if (free < kMinFree) {
     finding.verdict = Verdict::kWarn;
     finding.text += "; a checkpoint takes 12 bytes per parameter, and two are kept";
     finding.remedy = Concat("free space below ", folder.string(), ", or choose another: --run DIR");

@@ -15,7 +15,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // NCCL and Open MPI use about 10 MiB per rank.
-constexpr uint64_t kLeastSharedMemory = 512ull << 20;
+constexpr uint64_t kMinSharedMemory = 512ull << 20;
 
 struct LimitRow {
   const char *row, *name;
@@ -142,10 +142,10 @@ std::vector<Finding> CheckSharedMemory(const CheckInputs& inputs) {
       Concat(HumanBytes(total), ", ", HumanBytes(free), " free"),
       "",
       {{"total_bytes", static_cast<double>(total)}, {"free_bytes", static_cast<double>(free)}}};
-  if (free < kLeastSharedMemory) {
+  if (free < kMinSharedMemory) {
     size.verdict = Verdict::kWarn;
-    size.text += Concat(": ranks on one machine may need ", HumanBytes(kLeastSharedMemory));
-    size.remedy = total < kLeastSharedMemory
+    size.text += Concat(": ranks on one machine may need ", HumanBytes(kMinSharedMemory));
+    size.remedy = total < kMinSharedMemory
                       ? "mount -o remount,size=2g /dev/shm (a container: docker run --shm-size=2g)"
                       : "run ls -l /dev/shm to find the large files";
   }

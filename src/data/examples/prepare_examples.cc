@@ -44,9 +44,9 @@ void CheckConfig(const PrepareExamplesConfig& config) {
   require(!config.input.tokenizer.empty(), "--labels ", LabelsFlag(config),
           " needs --tokenizer bytes|FILE|FOLDER. Use the tokenizer of the model that you want to "
           "tune.");
-  constexpr int64_t kMostTokens = int64_t{1} << 24;
-  require(config.rules.row_len >= 2 && config.rules.row_len <= kMostTokens, "--row-len ",
-          config.rules.row_len, " is out of range. Use 2 to ", kMostTokens, " tokens.");
+  constexpr int64_t kMaxTokens = int64_t{1} << 24;
+  require(config.rules.row_len >= 2 && config.rules.row_len <= kMaxTokens, "--row-len ",
+          config.rules.row_len, " is out of range. Use 2 to ", kMaxTokens, " tokens.");
   require(config.labels != RowLabels::kPreferences || config.rules.too_long != TooLong::kCut,
           "--too-long cut would change the answers that are compared. Use --too-long drop.");
   require(config.labels == RowLabels::kClasses || config.classes.empty(),

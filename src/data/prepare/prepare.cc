@@ -26,12 +26,12 @@ void CheckConfig(const PrepareConfig& config) {
               "use either --tokenizer bytes|FILE|FOLDER, or --train-tokenizer --vocab N");
   HL_CHECK_AS(ExitCode::kUsage, !config.in_place,
               "--in-place is for token files (.bin). Leave the option out for text.");
-  constexpr int kMostPieces = 1 << 24;
+  constexpr int kMaxPieces = 1 << 24;
   HL_CHECK_AS(
       ExitCode::kUsage,
-      !config.train_tokenizer || (config.vocab_size > 0 && config.vocab_size <= kMostPieces),
+      !config.train_tokenizer || (config.vocab_size > 0 && config.vocab_size <= kMaxPieces),
       "--train-tokenizer needs --vocab N, the number of pieces. Use for example 8192, and at most ",
-      kMostPieces);
+      kMaxPieces);
   HL_CHECK_AS(ExitCode::kUsage, config.chunk_bytes > 0, "chunks of ", config.chunk_bytes,
               " bytes. Use 1 or more.");
   config.input.Check();

@@ -32,7 +32,7 @@ struct PrepareConfig {
   bool in_place = false;
   // Only with in_place: maximum number of ids of a shard, a multiple of kBlockTokens. A file with
   // more ids becomes several shards.
-  int64_t most_linked_tokens = kMostShardTokens;
+  int64_t max_linked_tokens = kMaxShardTokens;
   // Keeps the encoded text in OUT.journal until the dataset is complete. A run with the same
   // options and files continues from it.
   bool resumable = false;

@@ -25,9 +25,9 @@ void PrepareOutput::Check() const {
   HL_CHECK_AS(ExitCode::kUsage, !out.empty(), "--out names no folder. Use --out DIR.");
   HL_CHECK_AS(ExitCode::kUsage, threads >= 0 && threads <= 1024, "--threads ", threads,
               " is not in [0, 1024]. Use 0 for all cores.");
-  HL_CHECK_AS(ExitCode::kUsage, shard_tokens >= kBlockTokens && shard_tokens <= kMostShardTokens,
+  HL_CHECK_AS(ExitCode::kUsage, shard_tokens >= kBlockTokens && shard_tokens <= kMaxShardTokens,
               "--shard-tokens ", shard_tokens, " is out of range. Use ", kBlockTokens, " to ",
-              kMostShardTokens, ".");
+              kMaxShardTokens, ".");
 }
 
 int PrepareOutput::NumThreads() const { return threads == 0 ? NumUsableCores() : threads; }

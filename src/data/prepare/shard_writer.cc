@@ -32,10 +32,10 @@ void SourceList::Count(int64_t num_tokens, int64_t num_documents) {
 }
 
 std::vector<Source> SourceList::Take() {
-  constexpr size_t kMostSources = 100;
+  constexpr size_t kMaxSources = 100;
   std::vector<Source> sources = std::exchange(sources_, {});
   std::erase_if(sources, [](const Source& source) { return source.num_tokens == 0; });
-  if (sources.size() < 2 || sources.size() > kMostSources) return {};
+  if (sources.size() < 2 || sources.size() > kMaxSources) return {};
   std::map<std::string, int> count;
   for (Source& source : sources)
     if (const int number = ++count[source.name]; number > 1)

@@ -48,8 +48,8 @@ std::optional<size_t> LineStartFrom(std::string_view text, size_t from, bool aft
 // Returns the first start of a character at or after `from`, or nothing if the text ends before it
 // is known. Bytes that are not UTF-8 are skipped like a character.
 std::optional<size_t> CharacterStartFrom(std::string_view text, size_t from) {
-  constexpr size_t kMostContinuationBytes = 3;
-  const size_t most = from + kMostContinuationBytes;
+  constexpr size_t kMaxContinuationBytes = 3;
+  const size_t most = from + kMaxContinuationBytes;
   size_t at = from;
   while (at < text.size() && at < most && (static_cast<uint8_t>(text[at]) & 0xC0) == 0x80) ++at;
   return at < text.size() || at == most ? std::optional(at) : std::nullopt;

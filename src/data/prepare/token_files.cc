@@ -326,7 +326,7 @@ class TokenFilesRun {
     return record;
   }
 
-  // Reads a token file, links it as one shard for each most_linked_tokens of its ids, and writes
+  // Reads a token file, links it as one shard for each max_linked_tokens of its ids, and writes
   // their indexes. Adds what the file contains to `record`.
   void LinkFile(const std::string& path, const fs::path& folder, Split split, SplitRecord& record) {
     TokenFile file(path, tokenizer_->vocab_size());
@@ -365,7 +365,7 @@ class TokenFilesRun {
       config_.output.RequireGoingOn();
       file.Next(kBlockTokens, ids);
       if (ids.empty()) continue;
-      if (shard.num_tokens == config_.most_linked_tokens) end_shard();
+      if (shard.num_tokens == config_.max_linked_tokens) end_shard();
       index.tokens.push_back({.offset = offset, .hash = HashOfIds(ids, token_bytes)});
       offset += ids.size() * static_cast<uint64_t>(token_bytes);
       shard.num_tokens += std::ssize(ids);

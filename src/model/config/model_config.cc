@@ -58,7 +58,7 @@ void CheckTwice(const ModelConfig& config, std::optional<Part> LayerGroup::*part
 
 // These limits exceed every real model. Within them, counts of parameters and bytes do not
 // overflow.
-constexpr int64_t kMostDims = int64_t{1} << 20, kMostLayers = int64_t{1} << 14;
+constexpr int64_t kMaxDims = int64_t{1} << 20, kMaxLayers = int64_t{1} << 14;
 
 std::vector<std::string> SizeProblems(const ModelConfig& config) {
   ProblemList problems("model");
@@ -67,8 +67,8 @@ std::vector<std::string> SizeProblems(const ModelConfig& config) {
     problems.Require(size <= most, name, " is ", size, ". Use at most ", most, ".");
   };
   require_size("vocab_size", config.vocab_size, INT32_MAX);
-  require_size("model_dim", config.model_dim, kMostDims);
-  require_size("num_layers", config.num_layers, kMostLayers);
+  require_size("model_dim", config.model_dim, kMaxDims);
+  require_size("num_layers", config.num_layers, kMaxLayers);
   problems.Require(config.dropout >= 0 && config.dropout < 1, "dropout is ", config.dropout,
                    ". Use a number in [0, 1).");
   problems.Require(config.initializer_range > 0 && std::isfinite(config.initializer_range),
@@ -77,7 +77,7 @@ std::vector<std::string> SizeProblems(const ModelConfig& config) {
   problems.Require(config.initializer == "normal" || config.initializer == "fan_in",
                    "initializer is '", config.initializer, "'. Use normal or fan_in.");
   for (const LayerGroup& group : config.hybrid) CheckGroup(config, group, problems);
-  if (config.num_layers <= kMostLayers) {
+  if (config.num_layers <= kMaxLayers) {
     CheckTwice(config, &LayerGroup::mixer, problems);
     CheckTwice(config, &LayerGroup::channel_mixer, problems);
     CheckTwice(config, &LayerGroup::block, problems);
@@ -199,7 +199,7 @@ std::string MixerSummary(const ModelConfig& config) {
 
 std::vector<std::string> Problems(const ModelConfig& config) {
   std::vector<std::string> lines = SizeProblems(config);
-  if (config.model_dim < 1 || config.model_dim > kMostDims) return lines;
+  if (config.model_dim < 1 || config.model_dim > kMaxDims) return lines;
   ModelConfig copy = config;
   for (const std::string& line : ResolveParts(copy)) lines.push_back(line);
   return lines;

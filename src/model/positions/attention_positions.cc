@@ -111,7 +111,7 @@ namespace {
 // KERPLE (Chi et al., 2022): the score decreases by r1 ln(1 + r2 n) at distance n (kerple_log), or
 // by r1 n^r2 with r2 <= 2 (kerple_power). r1 and r2 are learned per head and layer.
 // Minimum of r1 and r2, which the authors' code also keeps positive.
-constexpr double kLeast = 1e-2;
+constexpr double kMin = 1e-2;
 
 // Declares a parameter [H, 1] that starts uniform in [0, high).
 Parameter Declare(const AttentionLayer& layer, const char* name, double high) {
@@ -126,7 +126,7 @@ class Kerple : public AttentionPositions {
   bool looks_ahead() const override { return true; }
 
  protected:
-  at::Tensor r1() const { return (*r1_).clamp_min(kLeast); }
+  at::Tensor r1() const { return (*r1_).clamp_min(kMin); }
   const Parameter& r2() const { return r2_; }
 
  private:
@@ -140,7 +140,7 @@ class KerpleLog : public Kerple {
   KerpleLog(const KerpleLogOptions&, const AttentionLayer& layer) : Kerple(layer) {}
   at::Tensor Bias(int64_t num_distances, const at::TensorOptions& options) const override {
     const at::Tensor distance = at::arange(num_distances, options);
-    return -r1() * at::log1p((*r2()).clamp_min(kLeast) * distance);
+    return -r1() * at::log1p((*r2()).clamp_min(kMin) * distance);
   }
 };
 
@@ -152,7 +152,7 @@ class KerplePower : public Kerple {
   at::Tensor Bias(int64_t num_distances, const at::TensorOptions& options) const override {
     const at::Tensor distance = at::arange(num_distances, options).clamp_min(1);
     // Distance 0 is handled separately: 0^r2 is 0, but its gradient contains the logarithm of 0.
-    const at::Tensor powers = at::pow(distance, (*r2()).clamp(kLeast, 2.0));
+    const at::Tensor powers = at::pow(distance, (*r2()).clamp(kMin, 2.0));
     return -r1() * powers * (at::arange(num_distances, options) > 0).to(options.dtype());
   }
 };

@@ -127,7 +127,7 @@ namespace {
 
 // The least alpha of a gate with a bound. Its logarithm stays finite if a bound is so close to 0
 // that fp32 rounds it to 0.
-constexpr double kLeastAlpha = 1e-30;
+constexpr double kMinAlpha = 1e-30;
 
 struct ForgetGateOp {
   using Inputs = ForgetGateInputs;
@@ -149,7 +149,7 @@ ForgetGateInputs ForgetGateBackward(const BackwardOf<ForgetGateOp>& call) {
   const at::Tensor dk = call.grads.k.to(compute), &dlog = call.grads.log_decay;
   if (!bound.defined()) return {.x = (r * (dlog - a * dk)).to(x.scalar_type())};
   const at::Tensor rest = 1 - bound, scaled = rest * a;
-  const at::Tensor of_bound = r * (dlog / (bound + scaled).clamp_min(kLeastAlpha) - dk);
+  const at::Tensor of_bound = r * (dlog / (bound + scaled).clamp_min(kMinAlpha) - dk);
   ForgetGateInputs grads = {.x = (scaled * of_bound).to(x.scalar_type())};
   if (call.Wants(&ForgetGateInputs::bound)) grads.bound = of_bound.reshape({-1, x.size(-1)}).sum(0);
   return grads;
@@ -169,7 +169,7 @@ ForgetGateOutput ForgetGate(const ForgetGateInputs& inputs) {
     at::Tensor k = at::sigmoid(-wide), log_decay;
     if (bound.defined()) {
       const at::Tensor rest = 1 - bound;
-      const at::Tensor alpha = (bound + rest * at::sigmoid(wide)).clamp_min(kLeastAlpha);
+      const at::Tensor alpha = (bound + rest * at::sigmoid(wide)).clamp_min(kMinAlpha);
       k = rest * k;
       log_decay = at::where(k < 0.5, at::log1p(-k), at::log(alpha));
     } else {

@@ -94,7 +94,7 @@ SelectiveScanOutputs OverSegments(const SelectiveScanInputs& inputs) {
                          {.tensor = inputs.delta_bias, .of_tokens = false},
                          {.tensor = inputs.a, .of_tokens = false},
                          {.tensor = inputs.skip, .of_tokens = false}},
-                        kLeastChannels, *inputs.segment, inputs.x, run),
+                        kMinChannels, *inputs.segment, inputs.x, run),
           .final = {}};
 }
 

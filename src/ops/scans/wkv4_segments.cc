@@ -81,7 +81,7 @@ WkvOutputs OverSegments(const WkvInputs& inputs) {
                            {.tensor = inputs.v, .of_tokens = true},
                            {.tensor = inputs.log_decay, .of_tokens = false},
                            {.tensor = inputs.bonus, .of_tokens = false}},
-                          kLeastChannels, *inputs.segment, inputs.k, run),
+                          kMinChannels, *inputs.segment, inputs.k, run),
           .final = {}};
 }
 

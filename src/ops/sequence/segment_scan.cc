@@ -235,10 +235,10 @@ Tensors RunSegment(const SegmentScan& scan, const RowSegment& row) {
 at::Tensor InPieces(const std::vector<Cuttable>& all, int64_t least, const RowSegment& row,
                     const at::Tensor& like, const std::function<at::Tensor(const Piece&)>& run) {
   // With four pieces a rank waits for a quarter of a scan, and the messages still cost little.
-  constexpr int64_t kMostPieces = 4;
+  constexpr int64_t kMaxPieces = 4;
   const int64_t num_channels = all[0].tensor.size(2);
   const int64_t num_pieces =
-      row.threads == 0 ? 1 : std::clamp<int64_t>(num_channels / least, 1, kMostPieces);
+      row.threads == 0 ? 1 : std::clamp<int64_t>(num_channels / least, 1, kMaxPieces);
   std::vector<int64_t> sizes;
   for (int64_t piece = 0; piece < num_pieces; ++piece)
     sizes.push_back(num_channels * (piece + 1) / num_pieces - num_channels * piece / num_pieces);

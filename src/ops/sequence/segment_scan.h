@@ -65,7 +65,7 @@ struct Piece {
   ColumnSlice output;
 };
 // The smallest piece for vectorised kernels: the lanes of one vector.
-constexpr int64_t kLeastChannels = 16;
+constexpr int64_t kMinChannels = 16;
 // Runs a scan with independent channels in up to four pieces of at least `least` channels, so that
 // a rank waits only for the first piece of the rank before it. `run` returns one piece of the
 // output; the result has the shape of `like`, a tensor of tokens. The first Cuttable must be of

@@ -25,7 +25,7 @@ using testing::HasSubstr;
 class InspectKindsTest : public testing::Test {
  protected:
   static void SetUpTestSuite() {
-    fixture = new RunFixture(test::kProgram);
+    fixture = new RunFixture();
     const auto trained =
         fixture->Run({.run = "run", .set = {"train.steps=4", "ckpt.every=2", "eval.every=2"}});
     ASSERT_EQ(trained.exit_code, 0) << trained.err;

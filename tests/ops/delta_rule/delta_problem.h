@@ -26,7 +26,7 @@ struct DeltaShape {
   int64_t batch = 2, seq_len = 65, heads = 2, value_heads = 2, dim_k = 6, dim_v = 5;
   DeltaGate gate = DeltaGate::kPerHead;
   bool resets = false;     // log decays of -inf at random tokens (and channels)
-  double most_beta = 1;    // beta is uniform in [0, most_beta)
+  double max_beta = 1;     // beta is uniform in [0, max_beta)
   bool documents = false;  // of random lengths
 };
 
@@ -66,7 +66,7 @@ inline DeltaProblem MakeDeltaProblem(const DeltaShape& shape, uint64_t seed,
   in.q = NormalisedKeys(Normal({B, T, H, K}, seed)).to(dtype);
   in.k = NormalisedKeys(Normal({B, T, H, K}, seed + 1)).to(dtype);
   in.v = Normal({B, T, HV, V}, seed + 2, dtype);
-  in.beta = (Uniform({B, T, HV}, seed + 3) * shape.most_beta).to(dtype);
+  in.beta = (Uniform({B, T, HV}, seed + 3) * shape.max_beta).to(dtype);
   if (shape.gate != DeltaGate::kNone) {
     std::vector<int64_t> sizes = {B, T, HV};
     if (shape.gate == DeltaGate::kPerChannel) sizes.push_back(K);

@@ -67,7 +67,7 @@ TEST_P(DeltaRuleGpuTest, EqualsTheCpu) {
                                                .dim_k = dim_k,
                                                .dim_v = dim_v,
                                                .gate = gate(),
-                                               .most_beta = 2},
+                                               .max_beta = 2},
                                               seed += 10);
       const DeltaRuleInputs moved = Moved(problem.inputs);
       ASSERT_TRUE(HasDeltaRuleKernels(moved));
@@ -94,7 +94,7 @@ TEST_P(DeltaRuleGpuTest, GradientsEqualTheCpu) {
                                                .dim_k = dim_k,
                                                .dim_v = dim_v,
                                                .gate = gate(),
-                                               .most_beta = 2},
+                                               .max_beta = 2},
                                               seed += 10);
       problem.dout = problem.dout.to(dtype()).to(at::kDouble);
       DeltaProblem moved = problem;

@@ -53,7 +53,7 @@ TEST_P(DeltaRuleTest, EqualsItsRecurrence) {
       if (seq_len > 65 && value_heads == 8) continue;
       SCOPED_TRACE(testing::Message() << seq_len << " tokens, " << value_heads << " value heads");
       const DeltaProblem problem = MakeDeltaProblem(
-          {.seq_len = seq_len, .value_heads = value_heads, .gate = gate(), .most_beta = 2},
+          {.seq_len = seq_len, .value_heads = value_heads, .gate = gate(), .max_beta = 2},
           seed += 10);
       ExpectSameAnswer(Answer(problem), RecurrenceAnswer(problem));
     }
@@ -76,7 +76,7 @@ TEST_P(DeltaRuleTest, AcceptsNoStateAndNoTokens) {
 TEST_P(DeltaRuleTest, ResetsAreExact) {
   if (gate() == DeltaGate::kNone) return;
   const DeltaProblem problem =
-      MakeDeltaProblem({.seq_len = 150, .gate = gate(), .resets = true, .most_beta = 2}, 30);
+      MakeDeltaProblem({.seq_len = 150, .gate = gate(), .resets = true, .max_beta = 2}, 30);
   ExpectSameAnswer(Answer(problem), RecurrenceAnswer(problem));
 }
 

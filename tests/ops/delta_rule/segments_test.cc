@@ -93,7 +93,7 @@ class DeltaSegmentsTest : public testing::TestWithParam<std::tuple<DeltaGate, bo
     return MakeDeltaProblem({.seq_len = kSeqLen,
                              .value_heads = 4,
                              .gate = std::get<0>(GetParam()),
-                             .most_beta = 2,
+                             .max_beta = 2,
                              .documents = std::get<1>(GetParam())},
                             seed);
   }
@@ -164,7 +164,7 @@ TEST(DeltaSegmentRoutes, WideHeadsAreSplitAcrossRanks) {
                                                  .heads = 1,
                                                  .value_heads = 2,
                                                  .dim_k = 260,
-                                                 .most_beta = 2,
+                                                 .max_beta = 2,
                                                  .documents = true},
                                                 427);
   ASSERT_FALSE(HasDeltaRuleKernels(problem.inputs));

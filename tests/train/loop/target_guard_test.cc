@@ -20,9 +20,9 @@ TEST(TargetGuard, EndsAfterAnEpochThatIsNotTooShortOrTooLong) {
   RunConfig config;
   config.train.steps = 100000;
   for (const auto& [epoch, most] : {std::pair{1, 100}, {250, 250}, {5000, 1000}})
-    EXPECT_EQ(TargetGuard(config, EpochsOf(epoch)).most_in_a_row(), most);
+    EXPECT_EQ(TargetGuard(config, EpochsOf(epoch)).max_in_a_row(), most);
   config.train.steps = 7;
-  EXPECT_EQ(TargetGuard(config, EpochsOf(250)).most_in_a_row(), 7);
+  EXPECT_EQ(TargetGuard(config, EpochsOf(250)).max_in_a_row(), 7);
 }
 
 TEST(TargetGuard, NamesTheObjectiveAndTheDataset) {

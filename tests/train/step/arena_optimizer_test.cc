@@ -67,7 +67,7 @@ TEST(ArenaOptimizer, EqualsTheFormulaInFp64) {
 
 // Every rank draws only what it updates, in blocks, with the bits of a rank that draws everything.
 TEST(ParameterArena, DrawsItsOwnPartInBoundedHostMemory) {
-  constexpr double kMostBytes = 5 << 20;
+  constexpr double kMaxBytes = 5 << 20;
   model::ParameterSet parameters;
   parameters.Declare({.name = "table", .shape = {3000, 1001}}, model::Init::Normal(0.5));
   parameters.Declare({.name = "norm", .shape = {11}, .region = dist::Region::kFp32},
@@ -88,7 +88,7 @@ TEST(ParameterArena, DrawsItsOwnPartInBoundedHostMemory) {
         {
           const test::PeakBytes bytes;
           arena.Initialise(5);
-          EXPECT_LT(bytes.peak(), kMostBytes);
+          EXPECT_LT(bytes.peak(), kMaxBytes);
         }
         const dist::ParameterLayout& layout = arena.layout();
         for (const dist::Fragment& part : arena.updated_fragments()) {

@@ -231,13 +231,13 @@ void DecayRecurrence::ScaleQueries(const SequenceSlice& slice, Operands& operand
 
 void DecayRecurrence::NormScores(const at::Tensor& keys, const at::Tensor& positions,
                                  Operands& operands) const {
-  constexpr double kLeast = 1, kMost = 5e4;  // as in torchscale
+  constexpr double kMin = 1, kMax = 5e4;  // as in torchscale
   const at::Tensor sums = ScoreSums({.q = operands.q,
                                      .k = keys,
                                      .positions = positions,
                                      .log_decay = operands.log_decay,
                                      .scale = query_scale()});
-  operands.q = (operands.q / sums.clamp(kLeast, kMost).unsqueeze(3)).to(operands.q.scalar_type());
+  operands.q = (operands.q / sums.clamp(kMin, kMax).unsqueeze(3)).to(operands.q.scalar_type());
 }
 
 double DecayRecurrence::query_scale() const {

@@ -10,7 +10,7 @@ namespace halflife::model {
 namespace {
 
 // The initial step sizes softplus(dt_bias) are log-uniform in this range (Gu and Dao, 2024).
-constexpr double kLeastStep = 1e-3, kMostStep = 0.1;
+constexpr double kMinStep = 1e-3, kMaxStep = 0.1;
 
 // `low` must be above 0: the logarithm of A = 0 is -inf, and such a head never recovers.
 Init InitOfLogA(double low, double high) {
@@ -70,7 +70,7 @@ SoftplusDecay::SoftplusDecay(const SoftplusDecayForm& form, const PartContext& c
                          {.out = width_, .in = form.rank, .heads = form.num_heads});
   log_a_ = DeclareFp32(context, "A_log", {form.num_heads},
                        InitOfLogA(form.initial_min, form.initial_max));
-  bias_ = DeclareFp32(context, "dt_bias", {width_}, BiasOfSteps(kLeastStep, kMostStep));
+  bias_ = DeclareFp32(context, "dt_bias", {width_}, BiasOfSteps(kMinStep, kMaxStep));
 }
 
 ops::DeltaGatesOutput SoftplusDecay::operator()(std::span<const ops::LinearPart> products,

@@ -84,10 +84,10 @@ ops::KeyPattern PatternOf(const AttentionOptions& options, const AttentionPositi
 
 // Normalizes x to length 1. A zero vector stays zero and has a finite gradient.
 at::Tensor Unit(const at::Tensor& x_in) {
-  constexpr double kLeast = 1e-6;  // smallest length
+  constexpr double kMin = 1e-6;  // smallest length
   const at::Tensor x = x_in.to(ops::ComputeType(x_in));
   const at::Tensor squares = x.square().sum(-1, /*keepdim=*/true);
-  return (x * at::rsqrt(squares + kLeast * kLeast)).to(x_in.scalar_type());
+  return (x * at::rsqrt(squares + kMin * kMin)).to(x_in.scalar_type());
 }
 
 }  // namespace

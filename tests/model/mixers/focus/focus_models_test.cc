@@ -198,12 +198,12 @@ struct Recall {
 // Trains on new rows in every update and returns the mean loss of the last updates. Stops when it
 // is below 0.1; the number of updates depends on the CPU's rounding and on the number of threads.
 double LossOfRecall(const Preset& preset, const std::vector<Assignment>& windows,
-                    uint64_t most_updates) {
+                    uint64_t max_updates) {
   LanguageModel model(Decoder(preset, windows, 32));
   model.BindOwnMemory(1, true);
   Adam adam(model, 6e-3);
   double recent = std::log(double{Recall::kKeys});
-  for (uint64_t update = 0; update < most_updates && recent > 0.1; ++update) {
+  for (uint64_t update = 0; update < max_updates && recent > 0.1; ++update) {
     const Recall rows(100 + update);
     recent += 0.05 * (adam.Step(rows.tokens, rows.targets) - recent);
   }
