@@ -244,9 +244,9 @@ class Hybrids(shared.FolderChecks):
     def test_attention_beside_sizes_of_mamba2_without_layers(self):
         """The class ignores these sizes. A head of Mamba-2 of 640 channels is too wide for halflife."""
         folder, model = self.make_folder(**GRANITE | {
-            "layer_types": ["full_attention"] * 3, "hidden_size": 640, "mamba_n_heads": 1,
-            "mamba_d_head": 640, "mamba_expand": 1})
-        self.check_round_trips(folder, self.log_probs_of(model))
+            "layer_types": ["full_attention"] * 3, "hidden_size": 640, "initializer_range": 0.02,
+            "mamba_n_heads": 1, "mamba_d_head": 640, "mamba_expand": 1})
+        self.check_round_trips(folder, self.log_probs_of(model), "--model-type", "granitemoehybrid")
 
     def test_bamba_that_is_refused(self):
         folder, _ = self.make_folder(**BAMBA)

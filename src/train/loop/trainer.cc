@@ -317,6 +317,7 @@ std::optional<ckpt::LoadReport> Trainer::Load(
   const ckpt::StepState expected = CurrentState(false);
   // A fresh start needs no host memory for the model, and a resume only for the own slices.
   if (!arena_is_stored()) loaded_ = std::make_unique<HostSlices>(*arena_, store_comm_->rank());
+  const Stopwatch watch;
   auto loaded =
       store_->Load(request,
                    {.model_family = expected.model_family,
@@ -350,6 +351,7 @@ std::optional<ckpt::LoadReport> Trainer::Load(
     if (state_.num_updates == 0) StartAverage();
     state_.parent_step = loaded->path.filename().string();
     skipped_steps_ = SkippedSteps(state_);
+    stop_policy_.NoteSave(watch.Seconds());  // until a save has been measured
   }
   loaded_.reset();
   return loaded;
