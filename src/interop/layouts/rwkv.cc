@@ -133,7 +133,11 @@ class Rwkv : public RwkvLayout {
     SetLayers(reader.Int("num_hidden_layers", 32), "rwkv4",
               reader.Int("intermediate_size", 4 * config.model_dim), config);
     const int64_t every = reader.Int("rescale_every", 6, /*min=*/INT64_MIN);
-    SetEps(config, std::clamp<int64_t>(every, 0, config.num_layers));  // negative: no halving
+    const bool is_halved = every > 0 && every < config.num_layers;
+    const bool few = !is_halved || config.num_layers / 2 / every <= kMaxHalvings;
+    reader.Require(few, "rescale_every is ", every, " with ", config.num_layers / 2,
+                   " layers. At most ", kMaxHalvings, " divisions by two are supported.");
+    SetEps(config, few && is_halved ? every : 0);
     config.mixer.Set("attention_dim", width);
     return config;
   }
@@ -172,7 +176,9 @@ class Rwkv : public RwkvLayout {
 
   static void SetEps(model::ModelConfig& config, int64_t every) {
     const auto eps = config.norm.Get<double>("eps");
-    for (int64_t layer = 2 * every; every > 0 && layer < config.num_layers; ++layer) {
+    // A larger number of layers, which a corrupt config may have, is rejected later.
+    const int64_t num_layers = std::min(config.num_layers, kMaxLayers);
+    for (int64_t layer = 2 * every; every > 0 && layer < num_layers; ++layer) {
       if (layer % (2 * every) == 0)
         config.hybrid.push_back({.block = model::BlockConfig(
                                      "pre_norm", {{"norm_eps", Scaled(eps, layer / 2, every)}})});
@@ -200,6 +206,8 @@ class Rwkv : public RwkvLayout {
       if (fits(every)) return every;
     return std::nullopt;
   }
+
+  static constexpr int64_t kMaxHalvings = 100, kMaxLayers = int64_t{1} << 14;
 };
 
 // The inner widths of RWKV-7's matrices of low rank. If the key is null, the class derives a

@@ -534,9 +534,9 @@ TEST_F(RollbackTest, PassesOverADamagedStep) {
     return std::string("text");
   };
   ASSERT_EQ(Train({.ranks = 1,
-                   .set = With({"ckpt.every=60", "eval.every=125", "log.tensorboard=true",
-                                "train.rollback_spikes=4", "train.rollback_window=8",
-                                "train.max_rollbacks=99"}),
+                   .set = With({"ckpt.every=60", "ckpt.background=false", "eval.every=125",
+                                "log.tensorboard=true", "train.rollback_spikes=4",
+                                "train.rollback_window=8", "train.max_rollbacks=99"}),
                    .sample_text = damage}),
             ExitCode::kFinished)
       << log_;
