@@ -15,20 +15,18 @@
 // The answer is the exit code: 128 + its number for a signal, -1 after the timeout.
 #include <fcntl.h>
 #include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "cli/engine.h"
+#include "support/subprocess.h"
 
 namespace {
 
@@ -62,21 +60,6 @@ void Replace(int descriptor, const std::string& path, int flags) {
   ::_exit(code);
 }
 
-int Await(pid_t process, double timeout_s) {
-  using Clock = std::chrono::steady_clock;
-  const auto deadline = Clock::now() + std::chrono::duration<double>(timeout_s);
-  int status = 0;
-  while (::waitpid(process, &status, timeout_s > 0 ? WNOHANG : 0) == 0) {
-    if (Clock::now() > deadline) {
-      ::kill(-process, SIGKILL);
-      ::waitpid(process, &status, 0);
-      return -1;
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  }
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
-
 [[noreturn]] void Supervise(const json& command) {
   ::signal(SIGCHLD, SIG_DFL);
   const pid_t process = ::fork();
@@ -86,7 +69,7 @@ int Await(pid_t process, double timeout_s) {
     RunCommand(command);
   }
   ::setpgid(process, process);
-  const int code = Await(process, command.value("timeout_s", 0.0));
+  const int code = halflife::test::AwaitExit(process, command.value("timeout_s", 0.0));
   const std::string status = command.value("status", "");
   if (status.empty()) {
     std::cout << code << std::endl;

@@ -1,7 +1,6 @@
 #include "support/forked_engine.h"
 
 #include <fcntl.h>
-#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 

@@ -35,6 +35,21 @@ namespace {
 
 }  // namespace
 
+int AwaitExit(pid_t child, double timeout_s) {
+  using Clock = std::chrono::steady_clock;
+  const auto deadline = Clock::now() + std::chrono::duration<double>(timeout_s);
+  int status = 0;
+  while (::waitpid(child, &status, timeout_s > 0 ? WNOHANG : 0) == 0) {
+    if (Clock::now() > deadline) {
+      ::kill(-child, SIGKILL);
+      ::waitpid(child, &status, 0);
+      return -1;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
 RunResult RunCommand(const std::vector<std::string>& command, const RunOptions& options) {
   const TempDir dir;
   const std::string out = dir / "out", err = dir / "err";
@@ -43,23 +58,8 @@ RunResult RunCommand(const std::vector<std::string>& command, const RunOptions& 
   if (pid == 0) Exec(command, options, out, err);
   ::setpgid(pid, pid);
 
-  const auto deadline =
-      std::chrono::steady_clock::now() + std::chrono::duration<double>(options.timeout_s);
-  int status = 0;
-  bool timed_out = false;
-  while (::waitpid(pid, &status, WNOHANG) == 0) {
-    if (std::chrono::steady_clock::now() > deadline) {
-      timed_out = true;
-      ::kill(-pid, SIGKILL);
-      ::waitpid(pid, &status, 0);
-      break;
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
   RunResult result;
-  result.exit_code = timed_out           ? -1
-                     : WIFEXITED(status) ? WEXITSTATUS(status)
-                                         : 128 + WTERMSIG(status);
+  result.exit_code = AwaitExit(pid, options.timeout_s);
   result.out = ReadFile(out, ExitCode::kInternal);
   result.err = ReadFile(err, ExitCode::kInternal);
   return result;

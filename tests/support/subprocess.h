@@ -6,6 +6,8 @@
 //   EXPECT_EQ(result.exit_code, 2) << result.err;
 #pragma once
 
+#include <sys/types.h>
+
 #include <map>
 #include <string>
 #include <vector>
@@ -21,6 +23,10 @@ struct RunResult {
   int exit_code = 0;  // 128 + signal if a signal ended the program; -1 after the timeout.
   std::string out, err;
 };
+// Waits for a child that leads a process group, and returns RunResult::exit_code. `timeout_s`: 0
+// for no timeout.
+int AwaitExit(pid_t child, double timeout_s);
+
 RunResult RunCommand(const std::vector<std::string>& command, const RunOptions& options = {});
 
 // Returns the command line `mpirun -n ranks` with the flags that tests need: oversubscribed,

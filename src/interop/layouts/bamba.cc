@@ -1,5 +1,6 @@
 // Bamba of `transformers`: layers of Mamba-2, and some of softmax attention that rotates half of
 // each head, each with an MLP.
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "interop/layouts/mamba2_hybrid.h"
@@ -19,7 +20,7 @@ std::vector<int64_t> ReadAttentionIndices(ConfigReader& reader, int64_t num_laye
   reader.Require(indices->is_array(), kKey,
                  " is not a list. Write the numbers of the layers with "
                  "attention.");
-  for (int64_t layer = 0; indices->is_array() && layer < num_layers; ++layer)
+  for (int64_t layer = 0; indices->is_array() && layer < std::min(num_layers, kMaxLayers); ++layer)
     if (std::ranges::find(*indices, nlohmann::json(layer)) != indices->end())
       layers.push_back(layer);
   return layers;

@@ -12,9 +12,6 @@
 
 namespace halflife::interop {
 
-// No model has more layers. A config with more is reported after it was read.
-inline constexpr int64_t kMaxLayers = int64_t{1} << 14;
-
 class GatedDeltaHybrid : public Layout {
  public:
   bool IsBuffer(const std::string& tensor, ConfigReader& reader) const override;

@@ -21,6 +21,9 @@ namespace halflife::interop {
 #include "interop/layouts/layouts.inc"
 #undef HL_LAYOUT
 
+// No model has more layers. A config with more is reported after it was read.
+inline constexpr int64_t kMaxLayers = int64_t{1} << 14;
+
 // The parts that a class supports in addition to its mixer. PartObstacles returns one line for
 // every other choice, which then cannot be exported.
 enum class MlpBias { kOff, kOn, kOption };
@@ -167,9 +170,10 @@ class FlaLayout : public Layout {
   FrameDefaults frame_;
 };
 
+// The prefix of mamba, mamba2 and nemotron_h.
+inline constexpr const char* kBackbone = "backbone.";
 // Converts a parameter name to the form of mamba and mamba2, whose layers consist of a norm and a
 // mixer.
-inline constexpr const char* kBackbone = "backbone.";
 std::string BackboneName(const std::string& parameter);
 
 // Reads the number and widths of the heads of a linear mixer.

@@ -69,7 +69,8 @@ model::MixerConfig UnusedMamba2(int64_t model_dim) {
 
 void SetHybridMixers(model::MixerConfig mamba2, model::MixerConfig softmax,
                      std::vector<int64_t> softmax_layers, model::ModelConfig& config) {
-  // Without a layer of Mamba-2, the class ignores its sizes, which halflife may not support.
+  // If no layer has Mamba-2, the class ignores the sizes that config.json has for it. halflife may
+  // not support them, so it uses others.
   const bool is_used = std::ssize(softmax_layers) < config.num_layers;
   config.mixer = is_used ? std::move(mamba2) : UnusedMamba2(config.model_dim);
   if (softmax_layers.empty()) return;

@@ -176,7 +176,6 @@ class Rwkv : public RwkvLayout {
 
   static void SetEps(model::ModelConfig& config, int64_t every) {
     const auto eps = config.norm.Get<double>("eps");
-    // A larger number of layers, which a corrupt config may have, is rejected later.
     const int64_t num_layers = std::min(config.num_layers, kMaxLayers);
     for (int64_t layer = 2 * every; every > 0 && layer < num_layers; ++layer) {
       if (layer % (2 * every) == 0)
@@ -207,7 +206,7 @@ class Rwkv : public RwkvLayout {
     return std::nullopt;
   }
 
-  static constexpr int64_t kMaxHalvings = 100, kMaxLayers = int64_t{1} << 14;
+  static constexpr int64_t kMaxHalvings = 100;
 };
 
 // The inner widths of RWKV-7's matrices of low rank. If the key is null, the class derives a
