@@ -1,0 +1,11 @@
+# Links with lld or gold if one is installed, because GNU ld takes about three times as long.
+include(CheckLinkerFlag)
+if(NOT CMAKE_EXE_LINKER_FLAGS MATCHES "-fuse-ld=")
+  foreach(linker lld gold)
+    check_linker_flag(CXX -fuse-ld=${linker} HALFLIFE_HAVE_${linker})
+    if(HALFLIFE_HAVE_${linker})
+      add_link_options($<$<LINK_LANGUAGE:CXX>:-fuse-ld=${linker}>)
+      break()
+    endif()
+  endforeach()
+endif()
