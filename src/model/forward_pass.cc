@@ -64,7 +64,7 @@ ops::DropoutConfig ForwardPass::DropoutOf(uint32_t site, double rate) const {
 }
 
 at::Tensor ForwardPass::Drop(uint32_t site, const at::Tensor& x, double rate) const {
-  if (!context_.training || rate == 0) return x;
+  if (!drops() || rate == 0) return x;
   return ops::Dropout(x, DropoutOf(site, rate));
 }
 
@@ -139,7 +139,7 @@ at::Tensor ForwardPass::Mix(size_t layer, const Mixer& mixer, const at::Tensor& 
 }
 
 MixerOutput ForwardPass::Call(size_t layer, const Mixer& mixer, MixerCall& call) const {
-  if (context_.training) {
+  if (drops()) {
     call.drop = [this, layer](uint32_t site, const at::Tensor& y, double rate) {
       return Drop(SiteWithinMixer(layer, site), y, rate);
     };

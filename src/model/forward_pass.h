@@ -37,6 +37,7 @@ class ForwardPass : public std::enable_shared_from_this<ForwardPass> {
   MixerOutput OverSegments(size_t layer, const Mixer& mixer, const MixerCall& call) const;
   void RunOnce(size_t layer, const Block& block, ResidualStream& stream,
                const SequenceSlice& slice) const;
+  bool drops() const { return context_.training && context_.dropout; }
   bool recomputes(Recompute what) const {
     return context_.training && state_ == nullptr && context_.recompute == what;
   }

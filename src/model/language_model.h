@@ -30,7 +30,8 @@ enum class Recompute : uint8_t {
 
 struct ForwardContext {
   const SequenceSlice* slice = nullptr;
-  bool training = false;  // Enables dropout.
+  bool training = false;
+  bool dropout = true;  // in training
   double z_loss_weight = 0;
   // Number of targets that are not negative, if the caller knows it; -1: unknown.
   int64_t num_targets = -1;

@@ -173,6 +173,7 @@ at::Tensor StepRunner::Differentiate(const eval::BatchTensors& batch, bool await
   if (pairs_) weigh = [this](const at::Tensor& losses) { return WeighTokens(losses); };
   const model::ForwardContext context{.slice = &batch.slice,
                                       .training = true,
+                                      .dropout = !pairs_,  // Their reference is without it.
                                       .z_loss_weight = config_.train.z_loss,
                                       .num_targets = batch.num_targets,
                                       .recompute = RecomputeOf(config_),

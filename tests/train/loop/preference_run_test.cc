@@ -275,6 +275,20 @@ TEST_F(PreferenceRun, WithLora) {
   EXPECT_EQ(Digest("lora2"), Digest("lora"));
 }
 
+// The reference has no dropout, so the trained model has none either. Otherwise the first loss
+// would compare answers by their lengths.
+TEST_F(PreferenceRun, IsWithoutDropout) {
+  Train({.folder = "dropout", .set = {"model.dropout=0.5", "train.steps=1"}});
+  EXPECT_NEAR(Metrics("dropout").at({1, "loss"}), std::log(2), 1e-5);
+}
+
+TEST_F(PreferenceRun, RefusesLoraWithoutTrainedParameters) {
+  EXPECT_HL_ERROR(
+      Train({.folder = "frozen",
+             .set = {"lora.rank=4", "optimizer.group=[{ match: \".\" frozen: true }]"}}),
+      ExitCode::kUsage, "optimizer.group: all parameters are frozen");
+}
+
 TEST_F(PreferenceRun, Refuses) {
   EXPECT_HL_ERROR(Train({.folder = "alone", .from = ""}), ExitCode::kUsage,
                   "train.preference.loss dpo compares the answers with those of another model, and "
