@@ -35,7 +35,7 @@ BigramResult ScoreBigram(const data::Dataset& dataset, data::Split scored, int64
   HL_CHECK_AS(ExitCode::kUsage, vocab <= 20000,
               "the bigram baseline supports vocabularies up to 20000, and this one has ", vocab,
               " tokens. Leave out --bigram.");
-  std::vector<uint32_t> pairs(vocab * vocab), firsts(vocab);
+  std::vector<uint64_t> pairs(vocab * vocab), firsts(vocab);
   ForEachTarget(ViewOf(dataset, data::Split::kTrain, reset_at_documents), seq_len,
                 /*num_windows=*/0, [&](int32_t a, int32_t b) {
                   ++pairs[a * vocab + b];
@@ -44,8 +44,8 @@ BigramResult ScoreBigram(const data::Dataset& dataset, data::Split scored, int64
   BigramResult result;
   const data::TokenView tokens = ViewOf(dataset, scored, reset_at_documents);
   ForEachTarget(tokens, seq_len, num_windows, [&](int32_t a, int32_t b) {
-    result.loss -=
-        std::log((pairs[a * vocab + b] + 1.0) / (firsts[a] + static_cast<double>(vocab)));
+    result.loss -= std::log((static_cast<double>(pairs[a * vocab + b]) + 1.0) /
+                            static_cast<double>(firsts[a] + static_cast<uint64_t>(vocab)));
     ++result.num_targets;
   });
   HL_CHECK_AS(ExitCode::kData, result.num_targets > 0, "the windows of the ", data::Name(scored),

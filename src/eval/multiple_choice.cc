@@ -78,10 +78,25 @@ EncodedPair EncodePair(const data::Tokenizer& tokenizer, std::string context,
   constexpr auto kParse = data::SpecialTokens::kParse;
   EncodedPair pair = {.ids = tokenizer.Encode(context + continuation, kParse),
                       .num_context = tokenizer.Encode(context, kParse).size()};
-  HL_CHECK_AS(ExitCode::kData, pair.num_context > 0 && pair.num_context < pair.ids.size(),
-              "the context '", context, "' and the choice '", continuation,
-              "' have no tokens of their own. Use a context and choices that are not empty.");
+  if (pair.num_context == 0) {
+    const data::SpecialIds special = tokenizer.special_ids();
+    pair.ids.insert(pair.ids.begin(), special.bos >= 0 ? special.bos : special.eos);
+    pair.num_context = 1;
+  }
+  HL_CHECK_AS(ExitCode::kData, pair.num_context < pair.ids.size(), "the choice '", continuation,
+              "' after the context '", context,
+              "' has no tokens of its own. Use choices that the tokenizer does not drop.");
   return pair;
+}
+
+void EncodedPair::KeepLast(size_t count) {
+  if (ids.size() <= count) return;
+  const size_t dropped = ids.size() - count;
+  HL_CHECK_AS(ExitCode::kData, dropped < num_context, "a choice has ", ids.size() - num_context,
+              " tokens, more than the model's ", count - 1,
+              " positions. Use shorter choices or a model with more positions.");
+  ids.erase(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(dropped));
+  num_context -= dropped;
 }
 
 ChoiceScores JudgeChoices(std::span<const ChoiceQuestion> questions,
@@ -118,6 +133,9 @@ ChoiceScores ScoreChoices(const model::LanguageModel& model, const data::Tokeniz
     for (size_t c = 0; c < question.choices.size(); ++c) {
       pairs.push_back(
           EncodePair(tokenizer, question.context, question.delimiter + question.choices[c]));
+      // The last token is scored, but not read.
+      if (model.max_positions() > 0)
+        pairs.back().KeepLast(static_cast<size_t>(model.max_positions()) + 1);
       lengths.push_back(pairs.back().ids.size());
     }
   }

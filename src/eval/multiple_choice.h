@@ -1,6 +1,7 @@
 // Multiple choice: which of several continuations of a context is the most likely one. Accuracies
 // as lm-evaluation-harness defines acc and acc_norm (lm_eval/api/task.py, output type
-// multiple_choice), so results are comparable with published ones.
+// multiple_choice). Contexts begin without bos. The harness begins them with it if the tokenizer's
+// own default does, as Llama's.
 #pragma once
 
 #include <cstdint>
@@ -27,11 +28,16 @@ std::vector<ChoiceQuestion> ReadQuestions(const std::string& file);
 
 // The ids of a context and its continuation. Both are encoded together, and the context alone. The
 // rest of the ids is the continuation. Spaces at the end of the context belong to the continuation.
+// In place of an empty context is bos, or eos if the tokenizer has no bos.
 struct EncodedPair {
   std::vector<int32_t> ids;
   size_t num_context = 0;  // At least 1.
+
+  // Removes ids of the context from the front until at most `count` are left. Throws Error kData if
+  // the continuation is too long.
+  void KeepLast(size_t count);
 };
-// Throws Error kData if the context has no ids.
+// Throws Error kData if the continuation has no ids.
 EncodedPair EncodePair(const data::Tokenizer& tokenizer, std::string context,
                        std::string continuation);
 

@@ -322,7 +322,8 @@ void RequireLabelsOf(const model::LanguageModel& model, const data::TokenView& t
 int64_t RequireWindows(const data::TokenView& tokens, int64_t seq_len) {
   HL_CHECK_AS(ExitCode::kData, tokens.info.num_tokens > 0, tokens.name,
               " has no tokens: the dataset was prepared without it. Use another split, or prepare "
-              "the dataset with --validation-tail 0.05 or --validation-input.");
+              "the dataset with --validation-tail 0.05 or --validation-input (a test split of "
+              "labelled rows: --test-input).");
   const int64_t available = data::NumWindows(tokens, seq_len);
   HL_CHECK_AS(ExitCode::kData, available > 0, tokens.name, " has ", tokens.info.num_tokens,
               " tokens, fewer than one window of ", seq_len,

@@ -115,7 +115,7 @@ struct BigramResult {
   double bits_per_byte = 0;  // data::BitsPerByte of the loss.
 };
 // Scores the windows of `scored` that ChooseWindows selects, which are the windows that Validate
-// scores. See data::TokenView for `reset_at_documents`. Needs vocab^2 x 4 bytes. Throws kUsage if
+// scores. See data::TokenView for `reset_at_documents`. Needs vocab^2 x 8 bytes. Throws kUsage if
 // the vocabulary exceeds 20,000 tokens.
 BigramResult ScoreBigram(const data::Dataset& dataset, data::Split scored, int64_t seq_len,
                          int64_t num_windows, bool reset_at_documents = true);

@@ -38,7 +38,25 @@ TEST(MultipleChoice, SpacesBelongToTheContinuation) {
   const EncodedPair pair = EncodePair(*tokenizer, "ab \n", " c");
   EXPECT_EQ(pair.ids, tokenizer->Encode("ab \n c"));
   EXPECT_EQ(pair.num_context, 2u);
-  EXPECT_HL_ERROR(EncodePair(*tokenizer, "  ", "c"), ExitCode::kData, "Use a context and choices");
+}
+
+TEST(MultipleChoice, AnEmptyContextIsTheEndOfAText) {
+  const auto tokenizer = data::MakeByteTokenizer();
+  ASSERT_EQ(tokenizer->special_ids().bos, -1);
+  const EncodedPair pair = EncodePair(*tokenizer, " ", "c");
+  EXPECT_EQ(pair.ids, (std::vector<int32_t>{tokenizer->eos_id(), ' ' + 3, 'c' + 3}));
+  EXPECT_EQ(pair.num_context, 1u);
+}
+
+TEST(MultipleChoice, ALongContextLosesItsBeginning) {
+  EncodedPair pair = {.ids = {1, 2, 3, 4, 5}, .num_context = 3};
+  pair.KeepLast(5);
+  EXPECT_EQ(pair.num_context, 3u);
+  pair.KeepLast(3);
+  EXPECT_EQ(pair.ids, (std::vector<int32_t>{3, 4, 5}));
+  EXPECT_EQ(pair.num_context, 1u);
+  EXPECT_HL_ERROR(pair.KeepLast(2), ExitCode::kData,
+                  "a choice has 2 tokens, more than the model's 1 positions. Use shorter");
 }
 
 // The reference scores each sequence alone.

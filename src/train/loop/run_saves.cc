@@ -148,14 +148,15 @@ int64_t HostSlices::bytes() const {
 
 namespace {
 
-constexpr char kBest[] = "best_";
+constexpr char kBest[] = "best_", kLoss[] = "loss";
 
 }  // namespace
 
 SavePolicy::SavePolicy(const SaveConfig& config)
     : every_(config.every),
       on_error_(config.on_error),
-      metric_(config.keeps_best_validation() ? config.store.retention.keep_best : "") {}
+      metric_(config.keeps_best_validation() ? config.store.retention.keep_best : ""),
+      keeps_lowest_loss_(config.store.retention.keep_best == kLoss) {}
 
 bool SavePolicy::IsDue(int64_t step, bool requested) const {
   return requested || step == best_step_ || (every_ > 0 && step % every_ == 0);
@@ -170,6 +171,9 @@ void SavePolicy::NoteValidation(int64_t step, const std::map<std::string, double
 
 void SavePolicy::AddBest(std::map<std::string, double>& metrics) const {
   if (best_ < kNone) metrics[kBest + metric_] = best_;
+  const auto loss = metrics.find(kLoss);
+  if (keeps_lowest_loss_ && loss != metrics.end())
+    metrics[std::string(kBest) + kLoss] = loss->second;
 }
 
 void SavePolicy::TakeBest(std::map<std::string, double>& metrics, bool own) {

@@ -86,7 +86,8 @@ class SavePolicy {
   // Records the metrics of a validation after `step`.
   void NoteValidation(int64_t step, const std::map<std::string, double>& metrics);
   // Adds the best value to a checkpoint's metrics, as "best_val_loss". A resumed run continues from
-  // it.
+  // it, and RUN@best takes the measure from its name (ckpt/reader.h); that is why the loss of the
+  // step is added as "best_loss" if ckpt.keep_best is "loss".
   void AddBest(std::map<std::string, double>& metrics) const;
   // Removes the values that AddBest added, for any ckpt.keep_best, and uses the one of this policy.
   // `own`: the checkpoint is in the run's own folder, the only place where its best step can be
@@ -109,6 +110,7 @@ class SavePolicy {
   int64_t saved_step_ = -1;
   int failed_in_a_row_ = 0;
   std::string metric_;  // The validation metric whose lowest value is kept. Empty: none.
+  bool keeps_lowest_loss_;
   static constexpr double kNone = std::numeric_limits<double>::infinity();
   double best_ = kNone;
   double saved_best_ = kNone;  // The value to restore in best_ after a failed save.

@@ -20,6 +20,15 @@ TEST(SavePolicy, IsDueAtEveryIntervalAndOnRequest) {
   EXPECT_TRUE(policy.IsDue(11, true));
 }
 
+// RUN@best takes its measure from the name.
+TEST(SavePolicy, NamesTheLossIfTheLowestIsKept) {
+  std::map<std::string, double> metrics = {{"loss", 2.5}};
+  SavePolicy(Config(10, "warn")).AddBest(metrics);
+  EXPECT_EQ(metrics.size(), 1u);
+  SavePolicy(Config(10, "warn", "loss")).AddBest(metrics);
+  EXPECT_EQ(metrics.at("best_loss"), 2.5);
+}
+
 TEST(SavePolicy, WithoutAnIntervalOnlyRequestsSave) {
   const SavePolicy policy(Config(0, "warn"));
   EXPECT_FALSE(policy.IsDue(10, false));
