@@ -144,7 +144,8 @@ class Queue {
         stopped_by_ = event.signal;
         HL_WARN("sweep", "stopped by the signal ", ::strsignal(event.signal), ": ", running_.size(),
                 " running, ", waiting_.size(), " not started");
-        children_.Signal(event.signal == SIGHUP ? SIGTERM : event.signal);
+        // A training run and `prepare` both end in order after TERM.
+        children_.Signal(event.signal == SIGINT ? SIGINT : SIGTERM);
       } else {
         End(event);
       }

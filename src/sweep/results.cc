@@ -161,12 +161,18 @@ class FigureMaker {
                           .rules = {}};
     for (const std::string& label : LabelsOf(sweep_, summary.x))
       plot.x_ticks.push_back(std::stod(label));
+    std::ranges::sort(plot.x_ticks);
+    // By curve and x, so that lines go from left to right whatever the order of the axis's values.
+    std::map<std::string, std::map<double, const Group*>> groups;
+    for (const Group& group : groups_)
+      if (panel_label.empty() || Label(group, summary.panel) == panel_label)
+        groups[CurveName(group)][std::stod(Label(group, summary.x))] = &group;
     std::map<std::string, report::Curve> curves;
-    for (const Group& group : groups_) {
-      if (!panel_label.empty() && Label(group, summary.panel) != panel_label) continue;
-      report::Curve& curve = curves[CurveName(group)];
-      curve.points.push_back({std::stod(Label(group, summary.x)), group.mean});
-      curve.spread.push_back(group.deviation);
+    for (const auto& [name, by_x] : groups) {
+      for (const auto& [x, group] : by_x) {
+        curves[name].points.push_back({x, group->mean});
+        curves[name].spread.push_back(group->deviation);
+      }
     }
     for (const std::string& name : CurveNames()) {
       report::Curve& curve = curves[name];

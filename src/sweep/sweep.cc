@@ -123,8 +123,7 @@ class Sweep {
     }
     AtomicWriteFile(folder_.sweep_file(), request_.config.text, ExitCode::kEnvironment);
     results_ = ReadResults(request_.config, folder_, request_.read_run);
-    const Slots slots = recipes_.empty() ? Slots() : SlotsFor(recipes_.begin()->second);
-    const int stopped_by = RunAll(slots);
+    const int stopped_by = RunAll(recipes_.empty() ? Slots() : SlotsOfAll());
     results_ = ReadResults(request_.config, folder_, request_.read_run);
     WriteResults();
     std::cout << Ending() << std::flush;
@@ -175,16 +174,24 @@ class Sweep {
             "\nCorrect its `prepare` line in the sweep's file, then start the same command again.");
   }
 
-  // Returns one slot per GPU. Without GPUs, divides the cores by the threads of a run.
-  Slots SlotsFor(const train::RunConfig& recipe) const {
+  // Returns one slot per GPU if a run may use one. Otherwise divides the cores by the threads of
+  // the run that has most.
+  Slots SlotsOfAll() const {
     Slots slots;
-    const int num_gpus = recipe.train.device == "cpu" ? 0 : train::NumGpus();
+    bool uses_gpu = false, chooses_threads = true;
+    int threads = 1;
+    for (const auto& [trial, recipe] : recipes_) {
+      uses_gpu |= recipe.train.device != "cpu";
+      chooses_threads &= recipe.train.threads == 0;
+      threads = std::max(threads, recipe.train.threads);
+    }
+    const int num_gpus = uses_gpu ? train::NumGpus() : 0;
     for (int gpu = 0; gpu < num_gpus; ++gpu) slots.gpus.push_back(GpuName(gpu));
-    const int cores = NumUsableCores(), threads = std::max(1, recipe.train.threads);
+    const int cores = NumUsableCores();
     slots.count = request_.jobs > 0 ? request_.jobs
                   : num_gpus > 0    ? num_gpus
                                     : std::max(1, cores / threads);
-    if (recipe.train.threads == 0) slots.threads = std::max(1, cores / slots.count);
+    if (chooses_threads) slots.threads = std::max(1, cores / slots.count);
     return slots;
   }
   // Returns the name of visible GPU number `gpu` for a child's CUDA_VISIBLE_DEVICES.

@@ -26,9 +26,11 @@ constexpr Metric kMetrics[] = {{"val_loss", false, false},
                                {"val_bits_per_byte", false, false},
                                {"tokens_per_s", true, true}};
 
+// A validation set or source of a blend has its metric with its name: "val_loss/code".
 const Metric* Find(const std::string& name) {
-  const auto* found =
-      std::ranges::find_if(kMetrics, [&](const Metric& metric) { return name == metric.name; });
+  const auto* found = std::ranges::find_if(kMetrics, [&](const Metric& metric) {
+    return name == metric.name || (!metric.median && name.starts_with(Concat(metric.name, "/")));
+  });
   return found == std::end(kMetrics) ? nullptr : found;
 }
 
@@ -236,7 +238,7 @@ void CheckNumbers(const Axis& axis, Problems& problems) {
     double value = 0;
     const char* end = point.label.data() + point.label.size();
     const auto [parsed, error] = std::from_chars(point.label.data(), end, value);
-    if (error != std::errc() || parsed != end || !(value > 0))
+    if (error != std::errc() || parsed != end || !(value > 0) || !std::isfinite(value))
       problems.Add("summary: x is '", axis.name, "', but '", point.label,
                    "' is not a number above 0. Use such labels, or another axis for x.");
   }

@@ -68,7 +68,15 @@ TrialStatus SweepFolder::Status(const std::string& trial) const {
     found.seconds = json.value("seconds", 0.0);
     found.message = json.value("message", "");
   }
-  if (IsThere(run(trial) / "DONE")) found.state = TrialState::kFinished;
+  // Whether a run is finished is known from the run itself: it may have been finished by hand, or
+  // removed to be trained again.
+  if (IsThere(run(trial) / "DONE")) {
+    found.state = TrialState::kFinished;
+    found.exit_code = 0;
+    found.message.clear();
+  } else if (found.state == TrialState::kFinished) {
+    found = {};
+  }
   return found;
 }
 
@@ -94,10 +102,14 @@ std::string LastWords(const fs::path& log, uint64_t begin) {
   std::ifstream in(log);
   in.seekg(static_cast<std::streamoff>(begin));
   std::string last, error;
+  bool in_error = false;
   for (std::string line; std::getline(in, line);) {
     if (line.empty()) continue;
     last = line;
-    if (line.find("[error]") != std::string::npos) error = line;
+    const bool begins = line.starts_with("[");  // the time of a message; others continue one
+    if (begins) in_error = line.find("[error]") != std::string::npos;
+    if (begins && in_error) error = line;
+    if (!begins && in_error) error += "\n" + line;
   }
   return error.empty() ? last : error;
 }

@@ -95,7 +95,7 @@ TEST_F(JobQueue, EachSlotSeesItsGpuAndTheThreads) {
 // Running jobs are asked to stop and waited for. Waiting jobs never start.
 TEST_F(JobQueue, ASignalEndsIt) {
   const std::string parent = std::to_string(::getpid());
-  const std::vector<Job> jobs = {Shell("trap 'echo told; exit 75' USR1; kill -USR1 " + parent +
+  const std::vector<Job> jobs = {Shell("trap 'echo told; exit 75' TERM; kill -USR1 " + parent +
                                        "; while :; do sleep 0.1; done"),
                                  Shell("echo never")};
   EXPECT_EQ(RunJobs(jobs, {.count = 1, .gpus = {}}), SIGUSR1);

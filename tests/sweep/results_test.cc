@@ -214,6 +214,10 @@ TEST(Results, TheFigureHasALineAMixerWithItsDeviation) {
   EXPECT_THAT(plots[0].curves[1].spread,
               ElementsAre(testing::DoubleNear(0.5 / std::sqrt(2.0), 1e-15),
                           testing::DoubleNear(0.5 / std::sqrt(2.0), 1e-15)));
+  // Lines go from left to right, whatever the order of the axis's values.
+  std::vector<Group> groups = SumUp(sweep, results);
+  std::ranges::reverse(groups);
+  EXPECT_EQ(Figure(sweep, groups)[0].curves[1].points[1].x, 64);
   sweep.summary.line.clear();
   sweep.summary.panel = "mixer";
   const std::vector<report::PlotSpec> panels = Figure(sweep, SumUp(sweep, results));

@@ -29,7 +29,15 @@ TEST(SweepFolder, KeepsAStatusAndSeesWhatIsDone) {
   EXPECT_EQ(failed.seconds, 1.5);
   std::filesystem::create_directories(folder.run("a=1"));
   std::ofstream(folder.run("a=1") / "DONE") << "{}";
+  // For example by hand.
   EXPECT_EQ(folder.Status("a=1").state, TrialState::kFinished);
+  EXPECT_EQ(folder.Status("a=1").exit_code, 0);
+  EXPECT_EQ(folder.Status("a=1").message, "");
+  // A run that has been removed is trained again.
+  folder.SetStatus("a=1", {.state = TrialState::kFinished, .attempts = 1});
+  std::filesystem::remove_all(folder.run("a=1"));
+  EXPECT_EQ(folder.Status("a=1").state, TrialState::kPending);
+  EXPECT_EQ(folder.Status("a=1").attempts, 0);
 }
 
 TEST(SweepFolder, ADamagedStatusIsAnErrorThatSaysWhatToDo) {
@@ -43,12 +51,14 @@ TEST(SweepFolder, ADamagedStatusIsAnErrorThatSaysWhatToDo) {
 TEST(SweepFolder, TheLastWordsAreThoseOfAnError) {
   const test::TempDir dir;
   EXPECT_EQ(LastWords(dir / "none"), "");
-  std::ofstream(dir / "log") << "first\n[1] [error] what was wrong\nafterwards\n\n";
+  std::ofstream(dir / "log") << "first\n[1] [error] what was wrong\n[2] afterwards\n\n";
   EXPECT_EQ(LastWords(dir / "log"), "[1] [error] what was wrong");
+  std::ofstream(dir / "long") << "[1] [error] two differences:\n  a\n  b\n[2] [info] the end\n";
+  EXPECT_EQ(LastWords(dir / "long"), "[1] [error] two differences:\n  a\n  b");
   std::ofstream(dir / "plain") << "first\nlast\n";
   EXPECT_EQ(LastWords(dir / "plain"), "last");
   // For an attempt without an error, the error of an earlier attempt is not shown.
-  EXPECT_EQ(LastWords(dir / "log", 33), "afterwards");
+  EXPECT_EQ(LastWords(dir / "log", 33), "[2] afterwards");
   EXPECT_EQ(LastWords(dir / "log", 1000), "");
 }
 
