@@ -259,7 +259,8 @@ StepReader StepReader::Open(const fs::path& step_dir) {
     return StepReader(std::make_unique<Impl>(step_dir, ReadManifestBytes(step_dir)));
   } catch (const DamageError& error) {
     HL_FAIL(ExitCode::kNoUsableCheckpoint, step_dir.string(),
-            " is not a usable checkpoint: ", error.message());
+            " is not a usable checkpoint: ", error.message(),
+            ". Use another step of the run by its folder; `halflife ckpt ls` lists them.");
   }
 }
 

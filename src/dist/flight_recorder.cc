@@ -130,7 +130,7 @@ void FlightRecorder::EnterPhase(const char* phase, int64_t step) {
   flight::Header& header = image_->header;
   const int64_t now_us = UnixMicroseconds();
   double& longest_s = longest_s_[header.phase];
-  longest_s = std::max(longest_s, 1e-6 * static_cast<double>(now_us - header.phase_since_us));
+  longest_s = std::max(longest_s, in_phase_.Lap());
   if (header.step != step && std::string_view(phase) != "start") ++num_steps_;
   if (Trace* const trace = trace_)
     trace->Slice("phases", header.phase, header.phase_since_us, now_us);

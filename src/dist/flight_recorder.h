@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/clock.h"
 #include "core/trace.h"
 #include "dist/request.h"
 
@@ -136,6 +137,7 @@ class FlightRecorder {
   mutable std::mutex mutex_;
   std::map<std::string, int64_t> bytes_;     // under mutex_
   std::map<std::string, double> longest_s_;  // by phase; under mutex_
+  Stopwatch in_phase_;                       // since the phase began; under mutex_
   int64_t num_steps_ = 0;                    // under mutex_
   std::condition_variable stop_;
   bool stopping_ = false;

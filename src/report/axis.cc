@@ -76,9 +76,8 @@ std::optional<double> Highest(const Series& points) {
 std::optional<double> Median(const Series& points) {
   std::vector<double> values = FiniteValues(points);
   if (values.empty()) return std::nullopt;
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
+  std::ranges::sort(values);
+  return 0.5 * (values[(values.size() - 1) / 2] + values[values.size() / 2]);
 }
 
 std::optional<double> Sum(const Series& points) {

@@ -151,11 +151,21 @@ std::set<std::string> NamesOfValidationLosses(const Runs& runs) {
   return names;
 }
 
+bool AnyHas(const Runs& runs, const char* metric) {
+  return std::ranges::any_of(runs,
+                             [&](const RunRecord& run) { return !run.metric(metric).empty(); });
+}
+
+// Pairs of answers (train.preference) have one loss and one reward margin each.
+constexpr char kOfPairs[] = "reward_margin", kOfClassifiers[] = "val_f1_macro";
+
 ChartGroup LossCharts(const Runs& runs, const ChartMaker& maker) {
   ChartGroup group{.title = "Loss", .plots = {}};
-  group.plots.push_back(maker.Make({.title = "Training loss, nats per token"}, Metric("loss")));
-  group.plots.push_back(maker.Make({.title = "Validation loss, nats per token", .markers = true},
-                                   Metric("val_loss")));
+  const bool per_token = !AnyHas(runs, kOfPairs) && !AnyHas(runs, kOfClassifiers);
+  const char* const unit = per_token ? ", nats per token" : "";
+  group.plots.push_back(maker.Make({.title = Concat("Training loss", unit)}, Metric("loss")));
+  group.plots.push_back(
+      maker.Make({.title = Concat("Validation loss", unit), .markers = true}, Metric("val_loss")));
   constexpr size_t kMaxNamedSets = 12;  // A text may have a hundred files.
   if (const auto names = NamesOfValidationLosses(runs); names.size() <= kMaxNamedSets)
     for (const std::string& name : names)
@@ -200,12 +210,18 @@ void AddGroup(std::vector<ChartGroup>& groups, const std::string& title,
 
 std::vector<ChartGroup> LearningCharts(const Runs& runs, const ChartMaker& maker) {
   std::vector<ChartGroup> groups = {LossCharts(runs, maker)};
-  AddGroup(groups, "Accuracy",
-           {maker.Make({.title = "Validation accuracy",
-                        .note = "share of labels that are predicted as the most likely token",
-                        .y_from_zero = true,
-                        .markers = true},
-                       Metric("val_accuracy"))});
+  const char* const correct =
+      AnyHas(runs, kOfPairs) ? "share of pairs in which the chosen answer has the larger reward"
+                             : "share of labels that are predicted as the most likely";
+  AddGroup(
+      groups, "Accuracy",
+      {maker.Make(
+          {.title = "Validation accuracy", .note = correct, .y_from_zero = true, .markers = true},
+          Metric("val_accuracy"))});
+  AddGroup(
+      groups, "Reward of the chosen answer minus that of the rejected one",
+      {maker.Make({.title = "Training pairs"}, Metric(kOfPairs)),
+       maker.Make({.title = "Validation pairs", .markers = true}, Metric("val_reward_margin"))});
   return groups;
 }
 

@@ -80,6 +80,9 @@ size_t BestRun(const Runs& runs) {
   return best;
 }
 
+// The loss of pairs of answers and of classifiers is not per token.
+bool HasPerplexity(const RunRecord& run) { return !run.metric("val_perplexity").empty(); }
+
 std::string SummaryRow(const Runs& runs, size_t index, size_t best) {
   const RunRecord& run = runs[index];
   std::string row = Concat("<tr><th>", Key(index), Escape(run.name), "</th>", Status(run));
@@ -95,7 +98,7 @@ std::string SummaryRow(const Runs& runs, size_t index, size_t best) {
   row += Concat(mark,
                 val ? Fixed(val->y, 4) + Small(Concat("at ", static_cast<int64_t>(val->x))) : "–",
                 "</td>");
-  row += Concat(mark, val ? ShortNumber(std::exp(val->y)) : "–", "</td>");
+  row += Concat(mark, val && HasPerplexity(run) ? ShortNumber(std::exp(val->y)) : "–", "</td>");
   // Its minimum is at the same step, because it is the loss times a constant of the dataset.
   const std::optional<Point> bits = Lowest(run.metric("val_bits_per_byte"));
   row += Concat(mark, bits ? Fixed(bits->y, 4) : "–", "</td>");
@@ -155,7 +158,7 @@ std::string ChartSections(const std::vector<ChartGroup>& groups) {
 }
 
 struct ValidationCell {
-  std::optional<double> loss, bits_per_byte;
+  std::optional<double> loss, perplexity, bits_per_byte;
 };
 
 std::string ValidationCells(const ValidationCell& cell) {
@@ -165,8 +168,7 @@ std::string ValidationCells(const ValidationCell& cell) {
   const auto fixed = [](double value) { return Fixed(value, 4); };
   const bool broken = cell.loss && !std::isfinite(*cell.loss);
   return (broken ? Cell("not finite") : number(cell.loss, fixed)) +
-         number(cell.loss, [](double loss) { return ShortNumber(std::exp(loss)); }) +
-         number(cell.bits_per_byte, fixed);
+         number(cell.perplexity, ShortNumber) + number(cell.bits_per_byte, fixed);
 }
 
 // Returns a table with one row per validated step and three columns per run.
@@ -179,6 +181,7 @@ std::string ValidationTable(const Runs& runs) {
       return row[i];
     };
     for (const Point& point : runs[i].metric("val_loss")) cell_at(point).loss = point.y;
+    for (const Point& point : runs[i].metric("val_perplexity")) cell_at(point).perplexity = point.y;
     for (const Point& point : runs[i].metric("val_bits_per_byte")) {
       cell_at(point).bits_per_byte = point.y;
     }

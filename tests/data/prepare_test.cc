@@ -560,6 +560,8 @@ TEST_F(PrepareErrorTest, Flags) {
          {"--validation-fraction 1", "[0, 1)"});
   expect([](PrepareConfig& c) { c.input.validation_tail = 1; },
          {"--validation-tail 1 is not a share of a text"});
+  expect([](PrepareConfig& c) { c.input.validation_tail = 0; },
+         {"--validation-tail 0 is not a share of a text", "--validation-fraction 0 for no"});
   expect([](PrepareConfig& c) { c.input.validation_tail = 0.1; }, {"exclude each other"});
   expect([](PrepareConfig& c) { c.output.threads = -1; }, {"--threads -1"});
   expect([](PrepareConfig& c) { c.output.shard_tokens = 10; }, {"--shard-tokens 10", "32768"});

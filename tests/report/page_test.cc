@@ -29,6 +29,7 @@ RunRecord Trained(const std::string& name, double offset, int steps = 40) {
     run.metrics["exposed_param_ms"].push_back({1.0 * step, 7});
     if (step % 10 == 0) {
       run.metrics["val_loss"].push_back({1.0 * step, loss});
+      run.metrics["val_perplexity"].push_back({1.0 * step, std::exp(loss)});
       run.metrics["val_bits_per_byte"].push_back({1.0 * step, 0.3 * loss});
     }
   }
@@ -62,6 +63,17 @@ TEST(Page, OneRunHasItsNumbers) {
   EXPECT_THAT(page, Not(HasSubstr("Learning rate")));                 // The run has no such metric.
   EXPECT_THAT(page, Not(HasSubstr("Where the configs differ")));
   EXPECT_THAT(page, HasSubstr("made today"));
+}
+
+TEST(Page, PairsOfAnswersHaveNoPerplexity) {
+  RunRecord run = Trained("dpo", 1);
+  run.metrics.erase("val_perplexity");
+  run.metrics["reward_margin"] = {{1, 0.0}, {40, 0.5}};
+  const std::string page = Page({run});
+  EXPECT_THAT(page, HasSubstr("<td>1.1000 <small>at 40</small></td><td>–</td>"));
+  EXPECT_THAT(page, HasSubstr("<tr><th>20</th><td>1.2000</td><td>–</td>"));
+  EXPECT_THAT(page, Not(HasSubstr("nats per token")));
+  EXPECT_THAT(page, HasSubstr("Reward of the chosen answer minus that of the rejected one"));
 }
 
 TEST(Page, FetchesNothing) {

@@ -82,6 +82,7 @@ TEST(Statistics, LeaveOutWhatIsNotFinite) {
   EXPECT_EQ(Lowest(points)->x, 2);
   EXPECT_EQ(*Highest(points), 8);
   EXPECT_EQ(*Median(points), 3);
+  EXPECT_EQ(*Median({{0, 3}, {1, 8}}), 5.5);
   EXPECT_EQ(*Sum(points), 12);
   EXPECT_EQ(*MeanOfLast(points, 3), 4.5);
   EXPECT_EQ(*MeanOfLast(points, 100), 4);

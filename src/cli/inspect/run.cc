@@ -141,7 +141,15 @@ class MetricsSummary {
 
 bool IsMetrics(const fs::path& path) {
   std::error_code ignored;
-  return path.extension() == ".jsonl" && fs::is_regular_file(path, ignored);
+  if (path.extension() != ".jsonl" || !fs::is_regular_file(path, ignored)) return false;
+  if (path.filename() == "metrics.jsonl") return true;  // perhaps damaged
+  std::ifstream in(path);
+  std::string line;
+  std::getline(in, line);
+  if (JsonNesting(line) > kMaxJsonNesting) return false;
+  const Json first = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+  return first.is_object() && first.contains("step") &&
+         (first.contains("attempt") || first.contains("loss") || first.contains("val_loss"));
 }
 
 Json DescribeMetrics(const fs::path& path) {

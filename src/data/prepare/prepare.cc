@@ -143,7 +143,7 @@ DocumentMode Run::ChooseDocuments() const {
 double Run::ChooseTail() const {
   constexpr size_t kManyDocuments = 100;
   const PrepareInput& input = config_.input;
-  if (input.validation_tail > 0 || has_validation_inputs()) return input.validation_tail;
+  if (input.validation_tail || has_validation_inputs()) return input.validation_tail.value_or(0);
   const bool whole_files =
       documents_ == DocumentMode::kFile && std::ranges::all_of(inputs_.files, &IsText);
   const bool chosen = input.validation_fraction || input.split_seed != 0;

@@ -10,11 +10,12 @@ void PrepareInput::Check() const {
   const double fraction = FractionOrUsual();
   HL_CHECK_AS(ExitCode::kUsage, fraction >= 0 && fraction < 1, "--validation-fraction ", fraction,
               " is not in [0, 1). Use for example 0.05, or 0 for no validation split.");
-  HL_CHECK_AS(ExitCode::kUsage, validation_tail >= 0 && validation_tail < 1, "--validation-tail ",
-              validation_tail,
-              " is not a share of a text. Use a number above 0 and below 1, such as 0.1.");
+  const double tail = validation_tail.value_or(0.1);
+  HL_CHECK_AS(ExitCode::kUsage, tail > 0 && tail < 1, "--validation-tail ", tail,
+              " is not a share of a text. Use a number above 0 and below 1, such as 0.1, or "
+              "--validation-fraction 0 for no validation split.");
   HL_CHECK_AS(ExitCode::kUsage,
-              validation_tail == 0 || (validation_paths.empty() && !validation_fraction),
+              !validation_tail || (validation_paths.empty() && !validation_fraction),
               "--validation-tail, --validation-fraction and --validation-input exclude each other. "
               "Use one of them.");
   HL_CHECK_AS(ExitCode::kUsage, max_document_bytes > 0, "--max-document-bytes ", max_document_bytes,

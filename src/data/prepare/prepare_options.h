@@ -26,7 +26,7 @@ struct PrepareInput {
   // whole text files.
   std::optional<double> validation_fraction = std::nullopt;
   uint64_t split_seed = 0;
-  double validation_tail = 0;  // see ChunkerConfig; replaces validation_fraction
+  std::optional<double> validation_tail;  // see ChunkerConfig; replaces validation_fraction
   bool replace_invalid_utf8 = false;
   // The longest document or record that is held in memory as a whole, in bytes.
   int64_t max_document_bytes = int64_t{256} << 20;

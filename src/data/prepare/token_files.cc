@@ -478,7 +478,7 @@ PrepareSummary PrepareTokenFiles(const PrepareConfig& config) {
               "token files (.bin).");
   HL_CHECK_AS(ExitCode::kUsage, !config.dedup,
               "--dedup is for text. Token files (.bin) have none: leave the option out.");
-  HL_CHECK_AS(ExitCode::kUsage, !config.documents && input.validation_tail == 0,
+  HL_CHECK_AS(ExitCode::kUsage, !config.documents && !input.validation_tail,
               "--documents and --validation-tail are for text. Token files (.bin) have documents "
               "of their own. Use --validation-input or --validation-fraction.");
   HL_CHECK_AS(ExitCode::kUsage,

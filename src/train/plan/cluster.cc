@@ -271,6 +271,9 @@ RunConfig ConfigFor(RunConfig config, const PlanRequest& request) {
   if (request.zero) config.parallel.zero_stage = *request.zero;
   if (request.micro_batch) config.train.micro_batch = *request.micro_batch;
   if (request.shard) config.parallel.shard = Concat(*request.shard);
+  HL_CHECK_AS(ExitCode::kUsage, request.search || !request.shard || config.parallel.zero_stage > 0,
+              "--plan shard=", request.shard.value_or(0),
+              " with zero=0: stage 0 has no shard groups. Use zero=1, 2 or 3, or leave out shard.");
   if (config.parallel.zero_stage == 0) config.parallel.shard = "auto";
   const bool on_gpu = cluster.device != "cpu";
   config.train.device = on_gpu ? "cuda" : "cpu";

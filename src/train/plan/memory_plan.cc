@@ -131,32 +131,43 @@ double MatrixBufferBytes(const RunConfig& config, const model::LanguageModel& mo
          static_cast<double>(SizeOf(rule->value_dtype(kind)));
 }
 
-// Returns a change with which the run would fit into `room` bytes per rank.
-std::string WhatFits(const RunConfig& config, const model::LanguageModel& model,
-                     const PlanTarget& target, double room) {
-  const double parameters = static_cast<double>(model.CountParameters().total());
-  const MemoryPlan plan = PlanMemory(config, model, target.world_size);
+// Returns a change of the step with which the run would fit into `room` bytes per rank, or "".
+std::string SettingsThatFit(const RunConfig& config, const model::LanguageModel& model,
+                            const PlanTarget& target, double room) {
   RunConfig other = config;
   const auto fits = [&] { return PlanMemory(other, model, target.world_size).total() <= room; };
-  if (plan.saved_copy > 0) {
-    other.ckpt.background = false;
-    if (fits()) return "Use ckpt.background false.";
-  }
   if (RecomputeOf(config) != model::Recompute::kBlock) {
     other.train.recompute = "block";
-    if (fits()) return "Use train.recompute block.";
+    if (fits()) return "train.recompute block.";
     other.train.recompute = config.train.recompute;
   }
   for (other.train.micro_batch /= 2; other.train.micro_batch >= 1; other.train.micro_batch /= 2) {
     const int64_t unit = other.train.micro_batch * NumRowGroups(config, target.world_size);
     if (config.train.global_batch % unit == 0 && fits())
-      return Concat("Use train.micro_batch ", other.train.micro_batch, ".");
+      return Concat("train.micro_batch ", other.train.micro_batch, ".");
   }
   other.train.micro_batch = 1;
   for (other.data.seq_len /= 2; other.data.seq_len >= 1; other.data.seq_len /= 2) {
     if (config.train.global_batch % NumRowGroups(config, target.world_size) == 0 && fits())
-      return Concat("Use train.micro_batch 1 with data.seq_len ", other.data.seq_len, ".");
+      return Concat("train.micro_batch 1 with data.seq_len ", other.data.seq_len, ".");
   }
+  return "";
+}
+
+// Returns a change with which the run would fit into `room` bytes per rank.
+std::string WhatFits(const RunConfig& config, const model::LanguageModel& model,
+                     const PlanTarget& target, double room) {
+  const MemoryPlan plan = PlanMemory(config, model, target.world_size);
+  RunConfig waits = config;
+  waits.ckpt.background = false;
+  if (plan.saved_copy > 0 && PlanMemory(waits, model, target.world_size).total() <= room)
+    return "Use ckpt.background false.";
+  if (const std::string found = SettingsThatFit(config, model, target, room); !found.empty())
+    return "Use " + found;
+  if (plan.saved_copy > 0)
+    if (const std::string found = SettingsThatFit(waits, model, target, room); !found.empty())
+      return "Use ckpt.background false and " + found;
+  const auto parameters = static_cast<double>(model.CountParameters().total());
   return Concat("The weights, the optimizer's states and the gradients take ",
                 HumanBytes(Exact(plan)), " per rank. Use a model of at most ",
                 HumanCount(room * parameters / Exact(plan)), " parameters.");

@@ -27,9 +27,8 @@ double MedianOf(const std::deque<Json>& steps, const char* key) {
     if (const auto at = step.find(key); at != step.end() && at->is_number())
       values.push_back(at->get<double>());
   if (values.empty()) return 0;
-  const auto middle = values.begin() + std::ssize(values) / 2;
-  std::ranges::nth_element(values, middle);
-  return *middle;
+  std::ranges::sort(values);
+  return 0.5 * (values[(values.size() - 1) / 2] + values[values.size() / 2]);
 }
 
 // Which of the measured waits a collective belongs to.

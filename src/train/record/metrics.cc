@@ -59,10 +59,8 @@ void AddScores(const SetResult& set, nlohmann::ordered_json& line) {
   const eval::ValidationResult& result = set.result;
   const std::string suffix = set.suffix();
   line["val_loss" + suffix] = result.loss;
-  if (set.reward_margin)
-    line["val_reward_margin" + suffix] = *set.reward_margin;
-  else
-    line["val_perplexity" + suffix] = result.perplexity();
+  if (set.reward_margin) line["val_reward_margin" + suffix] = *set.reward_margin;
+  if (!set.reward_margin && !result.classes) line["val_perplexity" + suffix] = result.perplexity();
   if (result.bits_per_byte) line["val_bits_per_byte" + suffix] = *result.bits_per_byte;
   if (result.accuracy) line["val_accuracy" + suffix] = *result.accuracy;
   for (const eval::PartScore& segment : result.segments)

@@ -222,6 +222,9 @@ TEST_F(InspectKindsTest, AnythingElseIsAnErrorThatListsWhatIsKnown) {
   EXPECT_HL_ERROR(Describe(fixture->path("text.txt")), ExitCode::kUsage, "text.txt", "dataset",
                   "metrics.jsonl", "Hugging Face", "safetensors", "textproto", "tfevents",
                   "tokenizer");
+  std::ofstream(fixture->path("text.jsonl")) << R"({"text": "a", "step": 3})"
+                                             << "\n";
+  EXPECT_HL_ERROR(Describe(fixture->path("text.jsonl")), ExitCode::kUsage, "text.jsonl");
   EXPECT_HL_ERROR(Describe("/no/such/path"), ExitCode::kUsage, "/no/such/path", "does not exist",
                   "Use the path of one of these:\n", "tfevents");
   const auto result = fixture->Halflife({"inspect", "--json", fixture->path("run").string()});

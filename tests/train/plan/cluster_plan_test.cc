@@ -224,6 +224,11 @@ TEST(ClusterPlan, ShardGroupsSendLittleBetweenNodes) {
   EXPECT_THAT(ClusterPlanText(groups), HasSubstr("ZeRO stage 1 in groups of 4"));
 }
 
+TEST(ClusterPlan, StageZeroHasNoShardGroups) {
+  EXPECT_HL_ERROR(PlanOf("gpus=8,zero=0,shard=4"), ExitCode::kUsage,
+                  "--plan shard=4 with zero=0: stage 0 has no shard groups. Use zero=1, 2 or 3");
+}
+
 // Each block is gathered in forward, and in backward unless it is one of the last two; the head and
 // the embedding once per micro-batch.
 TEST(ClusterPlan, StageThreeGathersItsLayersTwice) {

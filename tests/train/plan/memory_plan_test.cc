@@ -51,6 +51,26 @@ TEST(MemoryPlan, SaysThatRecomputationWouldFit) {
               testing::Not(HasSubstr("recompute")));
 }
 
+// If no single change is enough, the suggestion says so.
+TEST(MemoryPlan, SaysThatTwoChangesWouldFit) {
+  const auto recipe = [](const std::string& recompute, const std::string& background) {
+    return SmallRecipe(
+        {"train.recompute=" + recompute, "ckpt.background=" + background, "ckpt.every=5"});
+  };
+  const uint64_t both = TotalOf(recipe("block", "false"));
+  ASSERT_GT(TotalOf(recipe("block", "true")), both + 1);
+  ASSERT_GT(TotalOf(recipe("none", "false")), both + 1);
+  RunConfig one_row = recipe("none", "true");
+  one_row.train.micro_batch = one_row.train.global_batch;
+  RunConfig fits = recipe("block", "false");
+  fits.train.micro_batch = fits.train.global_batch;
+  EXPECT_THAT(Verdict(one_row, TotalOf(fits) + 1), HasSubstr("Use train.micro_batch"));
+  one_row.train.micro_batch = one_row.train.global_batch = 1;
+  fits.train.micro_batch = fits.train.global_batch = 1;
+  EXPECT_THAT(Verdict(one_row, TotalOf(fits) + 1),
+              HasSubstr("Use ckpt.background false and train.recompute block."));
+}
+
 // Micro-batches that cannot be replayed need activations in addition to those of the recorded
 // graph.
 // The CPU records no graph.
