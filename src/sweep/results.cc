@@ -163,10 +163,10 @@ class FigureMaker {
       plot.x_ticks.push_back(std::stod(label));
     std::ranges::sort(plot.x_ticks);
     // By curve and x, so that lines go from left to right whatever the order of the axis's values.
-    std::map<std::string, std::map<double, const Group*>> groups;
+    std::map<std::string, std::multimap<double, const Group*>> groups;
     for (const Group& group : groups_)
       if (panel_label.empty() || Label(group, summary.panel) == panel_label)
-        groups[CurveName(group)][std::stod(Label(group, summary.x))] = &group;
+        groups[CurveName(group)].emplace(std::stod(Label(group, summary.x)), &group);
     std::map<std::string, report::Curve> curves;
     for (const auto& [name, by_x] : groups) {
       for (const auto& [x, group] : by_x) {

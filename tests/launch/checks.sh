@@ -9,7 +9,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failures=0
 shown_log=''   # a failed check prints this file, if it exists
-wait_limit=60  # time limit of wait_until in seconds; the machine may be busy
+wait_limit=60    # time limit of wait_until in seconds; the machine may be busy
+wait_pause=0.05  # seconds between the attempts of wait_until
 
 # check NAME EXPECTED ACTUAL [RUN]: compares two texts. A failure prints RUN.log, or otherwise
 # $shown_log.
@@ -35,6 +36,6 @@ wait_until() {
       failures=$((failures + 1))
       return 1
     fi
-    sleep 0.02
+    sleep "$wait_pause"
   done
 }

@@ -22,10 +22,17 @@ for launcher in "mpirun --bind-to none" "srun --mpi=pmix"; do
   check "$launcher, 2 per node" "n1 0 4 0,n1 1 4 1,n2 2 4 0,n2 3 4 1" "$(places "$launcher" 2)" places
 done
 
-# The script gives every rank its share of the 16 cores of a node.
+# The script gives every rank its share of the 16 cores of a node. Ranks wait for each other, because
+# Slurm ends the others when one exits with an error.
 cat >cores.sh <<END
 #!/usr/bin/env bash
 echo "cores of rank \$SLURM_PROCID: \$SLURM_CPUS_PER_TASK"
+mkdir -p "$work/said.\$SLURM_JOB_ID/\$SLURM_PROCID"
+for ((i = 0; i < 300; i++)); do
+  said=("$work/said.\$SLURM_JOB_ID"/*)
+  if [ \${#said[@]} -eq "\$SLURM_NTASKS" ]; then break; fi
+  sleep 0.1
+done
 exit 2
 END
 chmod +x cores.sh

@@ -81,7 +81,11 @@ has_ended() {
     *) return 1 ;;
   esac
 }
-wait_for_end() { wait_until "job $1 ends" has_ended "$1"; }
+# Each question to Slurm starts several processes, so they are asked rarely.
+wait_for_end() {
+  local wait_pause=0.3
+  wait_until "job $1 ends" has_ended "$1"
+}
 # Prints the state and exit code of a job that has ended, for example "COMPLETED 0".
 ending() { echo "$(job_field "$1" JobState) $(job_field "$1" ExitCode | cut -d : -f 1)"; }
 # is_over JOB RUN: whether the job has ended. Between two attempts, its state may briefly look
@@ -91,6 +95,7 @@ is_over() {
   [ -e "$2/DONE" ] || [ -e "$2/HALT" ] || grep -qs 'giving up' "$2.log"
 }
 wait_for_run() {
+  local wait_pause=0.3
   wait_until "$2 is finished or given up" is_over "$1" "$2"
   wait_for_end "$1"
 }

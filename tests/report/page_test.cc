@@ -108,7 +108,7 @@ TEST(Page, RunsAreComparedWhereTheyCanBe) {
 TEST(Page, ARunWithoutBitsPerByteHasADash) {
   RunRecord old = Trained("old", 1);
   old.metrics.erase("val_bits_per_byte");
-  old.metrics["val_loss"][0].y = std::nan("");
+  old.metrics["val_loss"][0].y = old.metrics["val_perplexity"][0].y = std::nan("");
   EXPECT_THAT(Page({Trained("new", 1), old}),
               HasSubstr("<tr><th>10</th><td>1.4000</td><td>4.055</td><td>0.4200</td>"
                         "<td>not finite</td><td>–</td><td>–</td></tr>"));
