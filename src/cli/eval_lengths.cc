@@ -238,14 +238,10 @@ void WarnOfShortDocuments(const data::TokenView& tokens, int64_t longest) {
 ExitCode EvaluateLengths(const EvalOptions& options, const infer::LoadedModel& loaded,
                          const data::TokenView& tokens, const SharedFact& tokens_fact,
                          dist::RankContext& context) {
-  // The training length of an imported model is its number of positions, which may be far more than
-  // a forward pass can hold.
-  const int64_t batch_len =
-      std::min<int64_t>(loaded.state.data.seq_len, std::ranges::max(options.lengths));
   const eval::LengthTable table = {.train_len = loaded.state.data.seq_len,
                                    .lengths = options.lengths,
                                    .num_windows = options.windows,
-                                   .batch_tokens = options.batch * batch_len,
+                                   .batch_tokens = BatchTokens(options, loaded),
                                    .bin = options.bin,
                                    .recall = options.recall,
                                    .attention = options.attention};

@@ -2,6 +2,9 @@
 // its own.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+
 #include "cli/command_line/options.h"
 #include "cli/model_source.h"
 #include "core/exit_code.h"
@@ -10,6 +13,14 @@
 #include "infer/model_loader.h"
 
 namespace halflife::cli {
+
+// Returns the number of tokens of a forward pass over rows of several lengths: --batch rows of the
+// training length. That of an imported model is its number of positions, which may be far more than
+// a forward pass can hold, so it counts up to the longest length.
+inline int64_t BatchTokens(const EvalOptions& options, const infer::LoadedModel& loaded) {
+  return options.batch *
+         std::min<int64_t>(loaded.state.data.seq_len, std::ranges::max(options.lengths));
+}
 
 // `halflife eval --lengths`: tables of loss by the length of the text.
 //

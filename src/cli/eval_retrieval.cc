@@ -152,8 +152,6 @@ ExitCode EvaluateRetrieval(const EvalOptions& options, const infer::LoadedModel&
                            const data::TokenView& tokens, const SharedFact& tokens_fact,
                            dist::RankContext& context) {
   const int64_t train_len = loaded.state.data.seq_len;
-  // As in EvaluateLengths.
-  const int64_t batch_len = std::min<int64_t>(train_len, std::ranges::max(options.lengths));
   eval::RequirePositions(*loaded.model, options.lengths);
   const Samples samples(options, loaded, tokens);
   for (const int64_t length : options.lengths) samples.RequireRoom(length);
@@ -177,7 +175,7 @@ ExitCode EvaluateRetrieval(const EvalOptions& options, const infer::LoadedModel&
         if (there[cell]) continue;
         const eval::RetrievalScore score = eval::ScoreRetrieval(
             {.num_samples = options.samples,
-             .batch = std::max<int64_t>(1, options.batch * batch_len / length),
+             .batch = std::max<int64_t>(1, BatchTokens(options, loaded) / length),
              .joined_answers = options.retrieval != "mqar"},
             [&](uint64_t sample) { return samples.Prompt(sample, length, depth); },
             eval::ScorerOf(*model), context.control());

@@ -4,9 +4,11 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <utility>
 
 #include "core/concat.h"
 #include "core/human.h"
+#include "core/median.h"
 
 namespace halflife::report {
 namespace {
@@ -76,8 +78,7 @@ std::optional<double> Highest(const Series& points) {
 std::optional<double> Median(const Series& points) {
   std::vector<double> values = FiniteValues(points);
   if (values.empty()) return std::nullopt;
-  std::ranges::sort(values);
-  return 0.5 * (values[(values.size() - 1) / 2] + values[values.size() / 2]);
+  return halflife::Median(std::move(values));
 }
 
 std::optional<double> Sum(const Series& points) {

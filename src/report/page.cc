@@ -80,9 +80,6 @@ size_t BestRun(const Runs& runs) {
   return best;
 }
 
-// The loss of pairs of answers and of classifiers is not per token.
-bool HasPerplexity(const RunRecord& run) { return !run.metric("val_perplexity").empty(); }
-
 std::string SummaryRow(const Runs& runs, size_t index, size_t best) {
   const RunRecord& run = runs[index];
   std::string row = Concat("<tr><th>", Key(index), Escape(run.name), "</th>", Status(run));
@@ -98,8 +95,9 @@ std::string SummaryRow(const Runs& runs, size_t index, size_t best) {
   row += Concat(mark,
                 val ? Fixed(val->y, 4) + Small(Concat("at ", static_cast<int64_t>(val->x))) : "–",
                 "</td>");
-  row += Concat(mark, val && HasPerplexity(run) ? ShortNumber(std::exp(val->y)) : "–", "</td>");
-  // Its minimum is at the same step, because it is the loss times a constant of the dataset.
+  // The minima of these are at the same step. Pairs of answers and classifiers have no perplexity.
+  const std::optional<Point> perplexity = Lowest(run.metric("val_perplexity"));
+  row += Concat(mark, perplexity ? ShortNumber(perplexity->y) : "–", "</td>");
   const std::optional<Point> bits = Lowest(run.metric("val_bits_per_byte"));
   row += Concat(mark, bits ? Fixed(bits->y, 4) : "–", "</td>");
   row += OptionalCell(Median(run.metric("tokens_per_s")), ShortNumber);

@@ -71,9 +71,9 @@ struct Slots {
   int threads = 0;  // CPU threads per job if its recipe does not set them. 0: not set.
 };
 
-// Returns the signal that stopped the queue, or 0 if all jobs have run. Running jobs receive the
-// signal (TERM instead of HUP, which would kill them) and are waited for. Jobs that have not
-// started are not started.
+// Returns the signal that stopped the queue, or 0 if all jobs have run. Running jobs receive INT
+// after INT, and TERM after the others, which would kill some of them. They are waited for. Jobs
+// that have not started are not started.
 int RunJobs(const std::vector<Job>& jobs, const Slots& slots);
 
 }  // namespace halflife::sweep

@@ -178,11 +178,10 @@ class Sweep {
   // the run that has most.
   Slots SlotsOfAll() const {
     Slots slots;
-    bool uses_gpu = false, chooses_threads = true;
+    bool uses_gpu = false;
     int threads = 1;
     for (const auto& [trial, recipe] : recipes_) {
       uses_gpu |= recipe.train.device != "cpu";
-      chooses_threads &= recipe.train.threads == 0;
       threads = std::max(threads, recipe.train.threads);
     }
     const int num_gpus = uses_gpu ? train::NumGpus() : 0;
@@ -191,7 +190,7 @@ class Sweep {
     slots.count = request_.jobs > 0 ? request_.jobs
                   : num_gpus > 0    ? num_gpus
                                     : std::max(1, cores / threads);
-    if (chooses_threads) slots.threads = std::max(1, cores / slots.count);
+    slots.threads = std::max(1, cores / slots.count);
     return slots;
   }
   // Returns the name of visible GPU number `gpu` for a child's CUDA_VISIBLE_DEVICES.

@@ -139,7 +139,7 @@ Trainer::Trainer(RunConfig config, Device device, RunFolder folder, dist::RankCo
   if (config_.lora.rank > 0) {
     lora_.emplace(config_.lora, model_);
     lora_->Bind(arena.device, arena.compute_dtype);
-    FrozenParameters(config_.optimizer, lora_->parameters().specs());  // Not all may be.
+    FrozenParameters(config_.optimizer, lora_->parameters().specs());  // throws if all are
   }
   arena_ =
       std::make_unique<ParameterArena>(lora_ ? lora_->parameters() : model_.parameters(), arena);

@@ -7,10 +7,12 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
+#include <utility>
 
 #include "core/error.h"
 #include "core/files.h"
 #include "core/human.h"
+#include "core/median.h"
 #include "dist/gradient_reducer.h"
 
 namespace halflife::train {
@@ -26,9 +28,7 @@ double MedianOf(const std::deque<Json>& steps, const char* key) {
   for (const Json& step : steps)
     if (const auto at = step.find(key); at != step.end() && at->is_number())
       values.push_back(at->get<double>());
-  if (values.empty()) return 0;
-  std::ranges::sort(values);
-  return 0.5 * (values[(values.size() - 1) / 2] + values[values.size() / 2]);
+  return values.empty() ? 0 : Median(std::move(values));
 }
 
 // Which of the measured waits a collective belongs to.
