@@ -19,6 +19,8 @@
 namespace halflife::infer {
 namespace {
 
+constexpr char kNoMemory[] = "there was no memory for it. Send fewer requests at a time";
+
 uint64_t KeyOf(std::span<const int32_t> tokens) {
   return HashBytes(tokens.data(), tokens.size_bytes()).lo;
 }
@@ -190,13 +192,34 @@ bool BatchDecoder::Advance() {
     } catch (const c10::Error& error) {
       if (!ops::IsOutOfMemory(error)) throw;
       HL_ERROR("infer", "a prompt could not be read: ", error.what_without_backtrace());
-      if (texts_.contains(number))
-        End(number, TextEnd::kFailed, "there was no memory for it. Send fewer requests at a time");
+      if (texts_.contains(number)) End(number, TextEnd::kFailed, kNoMemory);
     }
   }
+  std::vector<RowGroup*> failed;
   for (const auto& group : groups_)
-    if (group->num_occupied() > 0) DecodeGroup(*group);
+    if (group->num_occupied() > 0 && !DecodeOrFail(*group)) failed.push_back(group.get());
+  std::erase_if(groups_, [&](const std::unique_ptr<RowGroup>& group) {
+    return std::ranges::count(failed, group.get()) > 0;
+  });
   return !texts_.empty();
+}
+
+bool BatchDecoder::DecodeOrFail(RowGroup& group) {
+  try {
+    DecodeGroup(group);
+    return true;
+  } catch (const c10::Error& error) {
+    if (!ops::IsOutOfMemory(error)) throw;
+    HL_ERROR("infer", "texts could not be decoded: ", error.what_without_backtrace());
+  }
+  std::vector<int64_t> numbers;
+  for (auto& [number, text] : texts_) {
+    if (text.group != &group) continue;
+    numbers.push_back(number);
+    text.group = nullptr;  // Its rows may be incomplete and are not touched again.
+  }
+  for (const int64_t number : numbers) End(number, TextEnd::kFailed, kNoMemory);
+  return false;
 }
 
 void BatchDecoder::ReadChunk(int64_t number) {

@@ -171,6 +171,9 @@ class BatchDecoder {
   void ScorePrompt(Text& text, const at::Tensor& logits);
   void BeginDecoding(int64_t number, const at::Tensor& logits);
   void DecodeGroup(RowGroup& group);
+  // Returns false if there was no memory. The group's texts have then failed, because its states
+  // are lost.
+  bool DecodeOrFail(RowGroup& group);
   // Samples from logits [1, vocab] and reports the token. Returns false if the text has ended.
   bool TakeToken(int64_t number, const at::Tensor& logits);
   void End(int64_t number, TextEnd end, const std::string& error = {});

@@ -324,9 +324,9 @@ TEST(BatchDecoder, AFailedTextLeavesTheOthers) {
   EXPECT_EQ(Logprobs(a.tokens), Logprobs(alone.tokens));
 }
 
-// A prompt for which there is no memory fails alone. Other errors of LibTorch are no fault of the
-// text and escape.
-TEST(BatchDecoder, APromptWithoutMemoryLeavesTheOthers) {
+// A prompt for which there is no memory fails alone, and texts that are decoded together fail
+// together. Other errors of LibTorch are no fault of the text and escape.
+TEST(BatchDecoder, TextsWithoutMemoryLeaveTheOthers) {
   model::LanguageModel model(Small(model::TestForms("softmax").front()));
   model.BindOwnMemory(1, false);
   const TextRequest good = {.prompt = {1, 2, 3}, .max_tokens = 6};
@@ -360,6 +360,24 @@ TEST(BatchDecoder, APromptWithoutMemoryLeavesTheOthers) {
   }
   EXPECT_EQ(a.result.end, TextEnd::kLength);
   EXPECT_EQ(Logprobs(a.tokens), Logprobs(alone.tokens));
+
+  // The states of texts that were decoded together are lost, and the next text finds room.
+  Told b, c, later;
+  decoder.Add(Recorded(good, b));
+  decoder.Add(Recorded(good, c));
+  decoder.Advance();
+  decoder.Advance();
+  ASSERT_EQ(b.tokens.size(), 3u) << "it is decoded";
+  fail_once = no_memory.front();
+  EXPECT_FALSE(decoder.Advance());
+  for (const Told* told : {&b, &c}) {
+    EXPECT_EQ(told->result.end, TextEnd::kFailed);
+    EXPECT_EQ(told->result.error, "there was no memory for it. Send fewer requests at a time");
+  }
+  decoder.Add(Recorded(good, later));
+  while (decoder.Advance()) {
+  }
+  EXPECT_EQ(Logprobs(later.tokens), Logprobs(alone.tokens));
 
   Told other;
   decoder.Add(Recorded(good, other));
