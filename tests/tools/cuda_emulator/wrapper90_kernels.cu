@@ -44,13 +44,13 @@ __global__ void __launch_bounds__(160)
   }
   float d[32];
   for (float& x : d) x = 0;
+  uint32_t fragments[4][4] = {};
   for (int step = 0; step < num_steps; ++step) {
     const int stage = step % kStages;
     MbarrierWait(full + stage, static_cast<uint32_t>(step / kStages & 1));
     const uint64_t tile_b = TileDescriptor(b_tiles + stage * kTileBytes);
     if (kAInRegisters) {
       const auto* const a = reinterpret_cast<const bf16*>(a_tiles + stage * kTileBytes);
-      uint32_t fragments[4][4];
       for (int k = 0; k < 4; ++k) {
         const FragmentCoord at = LdMatrixA(thread % 32);
         LdMatrixX4<false>(fragments[k],
@@ -70,6 +70,7 @@ __global__ void __launch_bounds__(160)
     WgmmaCommit();
     WgmmaWait<0>();
     FenceRegisters(d);
+    KeepRegisters(fragments);
     MbarrierArrive(empty + stage);
   }
   for (int i = 0; i < 32; ++i) {
