@@ -111,12 +111,12 @@ constexpr int WarpgroupStatesBytes(bool per_channel) {
   return kStateStages * (2 * kChunk * kStateBlock * 2 + StateStageFactors(per_channel) * 4) +
          kBlockIndexBytes;
 }
-// The wgmma backward, one chunk per block: q, k, v, dout; a state; gradients of scores; tables and
-// sums.
+// The wgmma backward, one chunk and slice of K per block: q, k; `v` columns of v and dout; 64
+// columns of R and S; gradients of scores; tables and sums.
 constexpr int kChunkGradSumsBytes = (8 * kChunk + 4) * 4;  // ChunkGradSums
 constexpr int WarpgroupGradBytes(int k, int v) {
-  return 2 * kChunk * (k + v) * 2 + k * v * 2 + kChunk * kChunk * 2 + kPairTablesBytes +
-         kChunkGradSumsBytes;
+  return 2 * kChunk * (k + v) * 2 + 2 * k * kStateBlock * 2 + kChunk * kChunk * 2 +
+         kPairTablesBytes + kChunkGradSumsBytes;
 }
 // Backward: stages of q, k, v, dout; R; scores and their gradients; a stage of outputs.
 constexpr int ReverseScanBytes(int k, int v, int stages, int terms = 1) {
@@ -147,7 +147,7 @@ constexpr int WarpgroupScanBlocksPerSm(int k, int v) { return k * v > 64 * 64 ? 
 // the mma.sync scan are faster.
 constexpr bool HasFastWarpgroupScan(int k, int v) { return v == 128 || k * v == 64 * 64; }
 constexpr int ChannelScanBlocksPerSm(int v) { return v > 64 ? 1 : 2; }
-// As many as fit into sm_90's shared memory. A fourth block of 64 x 64 would spill registers.
+// As many as fit into sm_90's shared memory.
 constexpr int WarpgroupGradBlocksPerSm(int k, int v) { return k * v > 64 * 64 ? 2 : 3; }
 constexpr int ReverseScanBlocksPerSm(int k) { return k > 64 ? 1 : 2; }
 

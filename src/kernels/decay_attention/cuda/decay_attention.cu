@@ -54,7 +54,8 @@ void CheckPlan(const DecayAttentionArgs& args, const DecayAttentionPlan& plan,
 // If a head is wider than a block's part of the state, its blocks run in parallel and store fp32
 // partial sums, which a second kernel adds in the order of the slices. One block that processed its
 // slices in sequence would need no such sums. However, a head of 256 x 512 would then use one block
-// where eight can run, and a multiprocessor has registers for only one slice of dL/d(state).
+// where eight can run, and a multiprocessor has registers for only one slice of dL/d(state). The
+// gradients of chunks with wgmma have a block for each chunk, which sums over V.
 //
 // The partial sums of one batch tile are added before the next batch tile reuses the workspace.
 //

@@ -125,15 +125,15 @@ struct ReverseScanParams {
   void* group;  // [blocks, checkpoint_every (times 4 with per-channel decays), kK, kV] bf16
   // The gradients themselves, or fp32 [slices, B, T, H, ..] to be summed over slices and over heads
   // that share an operand. The slices are those of V for dq and dk, those of K for dv, and both for
-  // a decay per token and for key scales. Absent: not computed. The reverse scan of per-channel
-  // decays writes only dv.
+  // a decay per token and for key scales. With wgmma, no gradient has slices of V. Absent: not
+  // computed. The reverse scan of per-channel decays writes only dv.
   TensorView dq, dk, dv, dlog_decay, dkey_scale;
   // [slices, num_sequences, H, num_segments], starting at the batch tile's first sequence; slices
   // as for dlog_decay
   float* dlambda;
   // For the wgmma backward, which processes all chunks in parallel: S before and R after each
   // chunk, [chunks of the batch tile, H, slices of K and V, kK, kV] bf16. Null for the other
-  // kernels. With it, dlambda is [slices, H, all chunks(, K with per-channel decays)].
+  // kernels. With it, dlambda is [slices of K, H, all chunks(, K with per-channel decays)].
   void *states, *adjoints;
   void* factors;  // ChunkFactors [chunks of the batch tile, H]
   // Per-channel decays: the operands of the batch tile's tiles (or chunks, with wgmma), and the

@@ -169,11 +169,12 @@ struct TokenSums {
 };
 
 // Computes a chunk's gradients of decays and of key scales, by one warp, from sums_of(r) for its
-// tokens and `through`, the sum of S R. Returns the gradient of a decay that all tokens share.
+// tokens and `through`, the sum of S R. `part` is the block's index among the partial sums of a
+// head. Returns the gradient of a decay that all tokens share.
 template <typename SumsOf>
 HL_DEVICE float FinishDecays(const SumsOf& sums_of, float through, const DecayTables& tables,
-                             const ReverseScanParams& params, const ChunkEntry& chunk,
-                             const BlockIndex& block_index) {
+                             const ReverseScanParams& params, const ChunkEntry& chunk, int head,
+                             int part) {
   const int lane = LaneId();
   float after[2], before[2], constant = 0;
   through *= tables.transition;
@@ -183,8 +184,8 @@ HL_DEVICE float FinishDecays(const SumsOf& sums_of, float through, const DecayTa
     const int r = lane + 32 * half;
     const TokenSums sums = sums_of(r);
     if (params.dkey_scale.data != nullptr && r < chunk.length)
-      *TokenValue(params.dkey_scale, params.grads.forward, PartOf(params, block_index), chunk,
-                  block_index.head, r) = sums.y + sums.column + sums.diagonal;
+      *TokenValue(params.dkey_scale, params.grads.forward, part, chunk, head, r) =
+          sums.y + sums.column + sums.diagonal;
     const float y = sums.y * tables.key_scale[r];
     const float h = sums.row - tables.key_scale[r] * sums.column;
     after[half] = h + sums.x;
@@ -211,8 +212,8 @@ HL_DEVICE float FinishDecays(const SumsOf& sums_of, float through, const DecayTa
       const bool cut = (r == 0 && (chunk.flags & kChunkResets) != 0) ||
                        __float_as_uint(tables.log2_decay[r]) == 0xff800000u;
       if (r < chunk.length)
-        *TokenValue(params.dlog_decay, params.grads.forward, PartOf(params, block_index), chunk,
-                    block_index.head, r) = cut ? 0.0f : from_here[half] + earlier + through;
+        *TokenValue(params.dlog_decay, params.grads.forward, part, chunk, head, r) =
+            cut ? 0.0f : from_here[half] + earlier + through;
     }
   }
   return WarpSum(constant) + static_cast<float>(chunk.length) * through;

@@ -425,8 +425,9 @@ HL_DEVICE void FinishChunk(GradSums<Config::kWarps>& sums, const DecayTables& ta
   float through = 0;
 #pragma unroll 1
   for (int w = 0; w < Config::kWarps; ++w) through += sums.through[w];
-  const float constant = FinishDecays([&](int r) { return SumsOf<Config>(sums, r); }, through,
-                                      tables, params, chunk, block_index);
+  const float constant =
+      FinishDecays([&](int r) { return SumsOf<Config>(sums, r); }, through, tables, params, chunk,
+                   block_index.head, PartOf(params, block_index));
   if (LaneId() == 0) sums.dlambda += constant;
 }
 

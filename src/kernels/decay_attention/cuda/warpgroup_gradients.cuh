@@ -1,19 +1,23 @@
 // Gradients of decay attention with one decay factor per token, with Hopper's instructions
-// (sm_90a). All chunks are processed in parallel, one per block, from the states that scans have
-// stored (warpgroup_states.cuh). One warpgroup does the products. A warp has 16 tokens of every
-// product, so sums over channels stay in its registers. Blocks on the same multiprocessor hide each
-// other's latency.
+// (sm_90a). Each block processes one chunk of one head and one slice of K, in parallel with all
+// others, from the states that scans have stored (warpgroup_states.cuh). One warpgroup does the
+// products. A warp has 16 tokens of every product, so sums over channels stay in its registers.
+// Blocks on the same multiprocessor hide each other's latency.
 //
 //   pairs, transposed, [s, r]: scores = k q^T, dscores = v dout^T, weighted in registers
 //   dv = c outgoing k R + scores dout,    dk = c outgoing v R^T + dscores q,
 //   dq = incoming dout S^T + dscores^T k
 //
-// R and then S use the same buffer. The gradients of decays follow reverse_scan.cuh: x of the
-// queries and y of the keys are computed from dq and dk before the contributions of pairs are
-// added.
+// A block visits V twice: for dscores, kV columns of v and dout at a time, and then for everything
+// else, 64 columns of R and S at a time. The second visit starts with the columns that the first
+// has left in shared memory, so v and dout are read once if V is kV. dq and dk are summed over V in
+// registers.
+//
+// The gradients of decays follow reverse_scan.cuh: x of the queries and y of the keys are computed
+// from dq and dk before the contributions of pairs are added.
 //
 // Shared memory in KiB, K = V = 128, C = 64:
-//   | q 2 x [C, 64] 16 | k 16 | v 16 | dout 16 | R, then S 2 x [K, 64] 32 | dscores [r, s] 8
+//   | q 2 x [C, 64] 16 | k 16 | v 16 | dout 16 | R [K, 64] 16 | S 16 | dscores [r, s] 8
 //   | tables 4.3 | sums 2 | = kSmemBytes, of which two fit
 #pragma once
 
@@ -33,11 +37,11 @@ static_assert(sizeof(ChunkGradSums) == kChunkGradSumsBytes);
 
 template <int kK_, int kV_>
 struct WarpgroupGradConfig {
+  // kV is the number of columns of v and dout in shared memory.
   static constexpr int kK = kK_, kV = kV_;
   static constexpr int kKeyPieces = kK / kPieceColumns, kValuePieces = kV / kPieceColumns;
   static constexpr int kWarps = kGradWarps, kThreads = 32 * kWarps;
   static constexpr int kMinBlocksPerSm = WarpgroupGradBlocksPerSm(kK, kV);
-  static constexpr int kStatePiece = kK * kPieceColumns;  // elements
   static constexpr int kSmemBytes = WarpgroupGradBytes(kK, kV);
 };
 
@@ -49,13 +53,13 @@ struct GradientMaps {
 template <typename Config>
 struct WarpgroupGradShared {
   bf16 *q, *k, *v, *dout;  // [kK | kV / 64][64, 64]
-  bf16* state;             // [kV / 64][kK, 64]: R, then S
+  bf16 *adjoint, *state;   // R and S [kK, 64]
   bf16* dscores;           // [64, 64]
   PairTables* tables;
   ChunkGradSums* sums;
-  uint64_t* loaded;  // [3]: tiles, R, S
+  uint64_t* loaded;  // [kNumLoads]
 };
-enum Loaded : uint8_t { kTilesLoaded, kAdjointLoaded, kStateLoaded, kNumLoads };
+enum Loaded : uint8_t { kKeysLoaded, kValuesLoaded, kStatesLoaded, kNumLoads };
 
 #if HL_HAS_WGMMA
 
@@ -67,19 +71,19 @@ HL_DEVICE WarpgroupGradShared<Config> CarveWarpgroupGrad(unsigned char* raw) {
   smem.k = carver.Take<bf16, 1024>(kChunk * Config::kK);
   smem.v = carver.Take<bf16, 1024>(kChunk * Config::kV);
   smem.dout = carver.Take<bf16, 1024>(kChunk * Config::kV);
-  smem.state = carver.Take<bf16, 1024>(Config::kK * Config::kV);
+  smem.adjoint = carver.Take<bf16, 1024>(Config::kK * kPieceColumns);
+  smem.state = carver.Take<bf16, 1024>(Config::kK * kPieceColumns);
   smem.dscores = carver.Take<bf16>(kChunk * kChunk);
   smem.tables = carver.Take<PairTables>(1);
   smem.sums = carver.Take<ChunkGradSums>(1);
   return smem;
 }
 
-// The chunk of a block. Only the slices and the head of `block_index` are set.
+// The part of the problem that a block owns.
 struct OneChunk {
   ChunkEntry chunk;
-  BlockIndex block_index;
-  int index;
-  bool exists;  // whether it belongs to the batch tile
+  int index, head, key_slice;
+  bool exists;  // whether the chunk belongs to the batch tile
 };
 HL_DEVICE OneChunk OneChunkOf(const DecayAttentionArgs& args, const SegmentShape& shape) {
   OneChunk one = {};
@@ -89,46 +93,70 @@ HL_DEVICE OneChunk OneChunkOf(const DecayAttentionArgs& args, const SegmentShape
     index /= static_cast<unsigned>(count);
     return static_cast<int>(of);
   };
-  one.block_index.slice = next(shape.num_slices);
-  one.block_index.key_slice = next(shape.num_key_slices);
-  one.block_index.head = next(args.num_heads);
+  one.key_slice = next(shape.num_key_slices);
+  one.head = next(args.num_heads);
   one.index = args.sequence_begin[shape.first_sequence] + static_cast<int>(index);
   one.exists = one.index < args.sequence_begin[shape.first_sequence + shape.num_sequences];
   if (one.exists) one.chunk = args.chunks[one.index];
   return one;
 }
 
-// Loads all of the chunk's rows, by one thread.
-template <typename Config>
-HL_DEVICE void LoadGradChunk(const WarpgroupGradShared<Config>& smem,
-                             const ReverseScanParams& params, const GradientMaps& maps,
-                             const OneChunk& one) {
-  constexpr int kK = Config::kK, kV = Config::kV;
-  const DecayAttentionArgs& args = params.grads.forward;
-  const BlockIndex& block_index = one.block_index;
-  const int key = block_index.key_slice * kK, value = block_index.slice * kV;
-  const auto column = [&](const TensorView& view, int heads, int first) {
-    return static_cast<int>(SharedHead(block_index.head, heads, args.num_heads) * view.stride_h) +
-           first;
-  };
-  uint64_t* const tiles = smem.loaded + kTilesLoaded;
-  MbarrierArriveExpectTx(tiles, 2 * 2 * kChunk * (kK + kV));
-  LoadPieces(smem.k, kK, kPieceElements, maps.k.map, tiles, column(args.k, args.num_k_heads, key),
-             MapRow(maps.k, one.chunk));
-  LoadPieces(smem.q, kK, kPieceElements, maps.q.map, tiles, column(args.q, args.num_q_heads, key),
-             MapRow(maps.q, one.chunk));
-  LoadPieces(smem.v, kV, kPieceElements, maps.v.map, tiles, column(args.v, args.num_v_heads, value),
-             MapRow(maps.v, one.chunk));
-  LoadPieces(smem.dout, kV, kPieceElements, maps.dout.map, tiles,
-             column(params.grads.dout, args.num_heads, value), MapRow(maps.dout, one.chunk));
+// ---- loads, by one thread ----
+
+// Returns the column of the matrix of rows at which columns of a head start.
+HL_DEVICE int ColumnOf(const TensorView& view, int heads, const DecayAttentionArgs& args, int head,
+                       int first) {
+  return static_cast<int>(SharedHead(head, heads, args.num_heads) * view.stride_h) + first;
 }
 template <typename Config>
-HL_DEVICE void LoadGradState(const WarpgroupGradShared<Config>& smem, const TensorMap& map,
-                             Loaded which, int64_t slot) {
-  uint64_t* const barrier = smem.loaded + which;
-  MbarrierArriveExpectTx(barrier, 2 * Config::kK * Config::kV);
-  LoadPieces(smem.state, Config::kV, Config::kStatePiece, map, barrier, 0,
-             static_cast<int>(slot * Config::kK));
+HL_DEVICE void LoadKeys(const WarpgroupGradShared<Config>& smem, const DecayAttentionArgs& args,
+                        const GradientMaps& maps, const OneChunk& one) {
+  constexpr int kK = Config::kK;
+  const int first = one.key_slice * kK;
+  uint64_t* const barrier = smem.loaded + kKeysLoaded;
+  MbarrierArriveExpectTx(barrier, 2 * 2 * kChunk * kK);
+  LoadPieces(smem.k, kK, kPieceElements, maps.k.map, barrier,
+             ColumnOf(args.k, args.num_k_heads, args, one.head, first), MapRow(maps.k, one.chunk));
+  LoadPieces(smem.q, kK, kPieceElements, maps.q.map, barrier,
+             ColumnOf(args.q, args.num_q_heads, args, one.head, first), MapRow(maps.q, one.chunk));
+}
+// Loads kV columns of v and dout.
+template <typename Config>
+HL_DEVICE void LoadValues(const WarpgroupGradShared<Config>& smem, const ReverseScanParams& params,
+                          const GradientMaps& maps, const OneChunk& one, int slice) {
+  constexpr int kV = Config::kV;
+  const DecayAttentionArgs& args = params.grads.forward;
+  uint64_t* const barrier = smem.loaded + kValuesLoaded;
+  MbarrierArriveExpectTx(barrier, 2 * 2 * kChunk * kV);
+  LoadPieces(smem.v, kV, kPieceElements, maps.v.map, barrier,
+             ColumnOf(args.v, args.num_v_heads, args, one.head, slice * kV),
+             MapRow(maps.v, one.chunk));
+  LoadPieces(smem.dout, kV, kPieceElements, maps.dout.map, barrier,
+             ColumnOf(params.grads.dout, args.num_heads, args, one.head, slice * kV),
+             MapRow(maps.dout, one.chunk));
+}
+// Loads 64 columns of R and S.
+template <typename Config>
+HL_DEVICE void LoadStates(const WarpgroupGradShared<Config>& smem, const ReverseScanParams& params,
+                          const GradientMaps& maps, const OneChunk& one, int slice, int piece) {
+  constexpr int kK = Config::kK;
+  const int part = one.key_slice * params.shape.num_slices + slice;
+  const int row = static_cast<int>(StateSlot(params, part, one.head, one.index) * kK);
+  uint64_t* const barrier = smem.loaded + kStatesLoaded;
+  MbarrierArriveExpectTx(barrier, 2 * 2 * kK * kPieceColumns);
+  TmaLoad2d(smem.adjoint, &maps.adjoints, barrier, piece * kPieceColumns, row);
+  TmaLoad2d(smem.state, &maps.states, barrier, piece * kPieceColumns, row);
+}
+// Waits for load `number` of v and dout, counted from 0, and clears the rows after the chunk's end.
+template <typename Config>
+HL_DEVICE void AwaitValues(const WarpgroupGradShared<Config>& smem, int number, int length) {
+  MbarrierWait(smem.loaded + kValuesLoaded, number % 2);
+  if (length == kChunk) return;
+  const int thread = static_cast<int>(threadIdx.x);
+  ClearRows(smem.v, Config::kV, length, thread, Config::kThreads);
+  ClearRows(smem.dout, Config::kV, length, thread, Config::kThreads);
+  FenceProxyAsync();
+  __syncthreads();
 }
 
 // ---- products: a warp has tokens 16 w .. 16 w + 15 of each ----
@@ -149,56 +177,29 @@ HL_DEVICE void FinishProduct(TokenTile<kPieces>& acc) {
   FencePieces<kPieces>(acc);
 }
 
-// acc = x state^T: x [64, kV], state [kK, kV].
-template <typename Config>
-HL_DEVICE void TimesStateOfKeys(TokenTile<Config::kKeyPieces>& acc, const bf16* x,
-                                const bf16* state) {
+// Issues acc += x state^T: x [64, 64], state [kK, 64].
+template <int kPieces>
+HL_DEVICE void IssueTimesState(TokenTile<kPieces>& acc, const bf16* x, const bf16* state) {
+  const uint64_t a = TileDescriptor(x), b = TileDescriptor(state);
 #pragma unroll
-  for (int piece = 0; piece < Config::kKeyPieces; ++piece) Clear(acc[piece]);
-  FencePieces<Config::kKeyPieces>(acc);
-  WgmmaFence();
+  for (int j = 0; j < kPieceColumns / 16; ++j) {
 #pragma unroll
-  for (int j = 0; j < Config::kV / 16; ++j) {
-    const uint64_t a = TileDescriptor(x + j / 4 * kPieceElements);
-    const uint64_t b = TileDescriptor(state + j / 4 * Config::kStatePiece);
-#pragma unroll
-    for (int piece = 0; piece < Config::kKeyPieces; ++piece)
-      WgmmaM64N64K16(TileOf(acc[piece]), AdvanceTile(a, 32 * (j % 4)),
-                     AdvanceTile(b, 128 * kPieceColumns * piece + 32 * (j % 4)));
+    for (int piece = 0; piece < kPieces; ++piece)
+      WgmmaM64N64K16(TileOf(acc[piece]), AdvanceTile(a, 32 * j),
+                     AdvanceTile(b, 128 * kPieceColumns * piece + 32 * j));
   }
-  FinishProduct<Config::kKeyPieces>(acc);
 }
-// acc += rows x: the warp's rows [16, 16 kSteps], x [16 kSteps, 64 kPieces] in pieces of
-// `piece_elements`.
-template <int kPieces, int kSteps>
-HL_DEVICE void AddProduct(TokenTile<kPieces>& acc, uint32_t (&rows)[kSteps][4], const bf16* x,
-                          int piece_elements) {
+// acc += rows x: the warp's rows [16, 64], x [64, 64 kPieces].
+template <int kPieces>
+HL_DEVICE void AddProduct(TokenTile<kPieces>& acc, Fragments& rows, const bf16* x) {
   FencePieces<kPieces>(acc);
   FenceOperands(rows);
   WgmmaFence();
 #pragma unroll
-  for (int piece = 0; piece < kPieces; ++piece) {
-    const uint64_t b = TileDescriptor(x + piece * piece_elements);
-#pragma unroll
-    for (int j = 0; j < kSteps; ++j)
-      WgmmaM64N64K16OfRows(TileOf(acc[piece]), rows[j], AdvanceTile(b, 128 * 16 * j));
-  }
+  for (int piece = 0; piece < kPieces; ++piece)
+    IssueTimes(acc[piece], rows, x + piece * kPieceElements);
   FinishProduct<kPieces>(acc);
   KeepRegisters(rows);
-}
-// acc = k state.
-template <typename Config>
-HL_DEVICE void TimesStateOfValues(TokenTile<Config::kValuePieces>& acc, const bf16* k,
-                                  const bf16* state) {
-  const int rows = RowsFirst<kPieceColumns>(FreshLaneId());
-  uint32_t a[Config::kK / 16][4];
-#pragma unroll
-  for (int j = 0; j < Config::kK / 16; ++j)
-    LoadFragment<kPieceColumns, false>(a[j], k + j / 4 * kPieceElements, rows, WarpId() * 16,
-                                       16 * (j % 4));
-#pragma unroll
-  for (int piece = 0; piece < Config::kValuePieces; ++piece) Clear(acc[piece]);
-  AddProduct<Config::kValuePieces>(acc, a, state, Config::kStatePiece);
 }
 
 // Multiplies the warp's rows, g and g + 8 of a lane, by their tokens' factors.
@@ -274,12 +275,11 @@ HL_DEVICE void StoreTokenRows(const TokenTile<kPieces>& acc, const Rows& rows, i
 
 // ---- pairs ----
 
-// From the products k q^T and v dout^T of the warp's keys, computes scores and dscores as
-// fragments, dscores transposed in shared memory, and the sums for gradients of decays.
+// From the products k q^T and v dout^T of the warp's keys, computes scores as fragments, dscores
+// transposed in shared memory, and the sums for gradients of decays.
 template <typename Config>
 HL_DEVICE void WeighPairs(const WarpgroupGradShared<Config>& smem, const float (&products)[8][4],
-                          const float (&gradients)[8][4], Fragments& scores, Fragments& dscores,
-                          bool wants_sums) {
+                          const float (&gradients)[8][4], Fragments& scores, bool wants_sums) {
   const PairTables& tables = *smem.tables;
   const int lane = FreshLaneId(), warp = FreshWarpId();
   const int g = lane / 4;
@@ -308,9 +308,7 @@ HL_DEVICE void WeighPairs(const WarpgroupGradShared<Config>& smem, const float (
         column_sums[half] += below;
         row_sums[i] += s < r + i ? below * c : 0.0f;
       }
-      const int register_of = 2 * (n % 2) + half;
-      scores[n / 2][register_of] = PackBf16(x[half][0], x[half][1]);
-      dscores[n / 2][register_of] = PackBf16(dx[half][0], dx[half][1]);
+      scores[n / 2][2 * (n % 2) + half] = PackBf16(x[half][0], x[half][1]);
       // Lanes of keys s & ~1 and + 1 exchange values: each then has both keys for one query.
       const float2 keys = TransposePair(dx[half][0], dx[half][1]);
       *reinterpret_cast<uint32_t*>(smem.dscores + TileOffset<kChunk>(r + g % 2, s - g % 2)) =
@@ -331,17 +329,89 @@ HL_DEVICE void WeighPairs(const WarpgroupGradShared<Config>& smem, const float (
   }
 }
 
-// Sums S R, where S is read from global memory.
+// Visits V for the first time and computes scores and dscores. It has barriers only for a short
+// chunk and between slices of V.
 template <typename Config>
-HL_DEVICE void SumThrough(const WarpgroupGradShared<Config>& smem, const bf16* state) {
-  constexpr int kUnits = Config::kV / 8;
+HL_DEVICE void ComputePairs(const WarpgroupGradShared<Config>& smem,
+                            const ReverseScanParams& params, const GradientMaps& maps,
+                            const OneChunk& one, Fragments& scores, bool wants_sums) {
+  constexpr int kK = Config::kK, kV = Config::kV;
+  const int thread = static_cast<int>(threadIdx.x), length = one.chunk.length;
+  float products[kChunk / 8][4], gradients[kChunk / 8][4];
+  Clear(products);
+  Clear(gradients);
+  MbarrierWait(smem.loaded + kKeysLoaded, 0);
+  if (length < kChunk) {  // AwaitValues fences and synchronises
+    ClearRows(smem.q, kK, length, thread, Config::kThreads);
+    ClearRows(smem.k, kK, length, thread, Config::kThreads);
+  }
+  AwaitValues(smem, 0, length);
+  FenceRegisters(TileOf(products));
+  FenceRegisters(TileOf(gradients));
+  WgmmaFence();
+  BeginPairs<kK>(products, smem.k, smem.q);
+  BeginPairs<kV>(gradients, smem.v, smem.dout);
+  WgmmaCommit();
+  WgmmaWait<0>();
+  FenceRegisters(TileOf(products));
+  FenceRegisters(TileOf(gradients));
+#pragma unroll 1
+  for (int slice = 1; slice < params.shape.num_slices; ++slice) {
+    __syncthreads();
+    if (thread == 0) LoadValues(smem, params, maps, one, slice);
+    AwaitValues(smem, slice, length);
+    FenceRegisters(TileOf(gradients));
+    WgmmaFence();
+    BeginPairs<kV>(gradients, smem.v, smem.dout);
+    WgmmaCommit();
+    WgmmaWait<0>();
+    FenceRegisters(TileOf(gradients));
+  }
+  WeighPairs(smem, products, gradients, scores, wants_sums);
+}
+
+// ---- states ----
+
+// For 64 columns of V: dk += v R^T, dq += dout S^T, dv = k R.
+template <typename Config>
+HL_DEVICE void TimesStates(TokenTile<Config::kKeyPieces>& dk, TokenTile<Config::kKeyPieces>& dq,
+                           TokenTile<1>& dv, const WarpgroupGradShared<Config>& smem, const bf16* v,
+                           const bf16* dout) {
+  constexpr int kPieces = Config::kKeyPieces, kSteps = Config::kK / 16;
+  const int rows = RowsFirst<kPieceColumns>(FreshLaneId());
+  uint32_t keys[kSteps][4];
+#pragma unroll
+  for (int j = 0; j < kSteps; ++j)
+    LoadFragment<kPieceColumns, false>(keys[j], smem.k + j / 4 * kPieceElements, rows,
+                                       WarpId() * 16, 16 * (j % 4));
+  Clear(dv[0]);
+  FencePieces<kPieces>(dk);
+  FencePieces<kPieces>(dq);
+  FencePieces<1>(dv);
+  FenceOperands(keys);
+  WgmmaFence();
+  IssueTimesState<kPieces>(dk, v, smem.adjoint);
+  IssueTimesState<kPieces>(dq, dout, smem.state);
+  const uint64_t adjoint = TileDescriptor(smem.adjoint);
+#pragma unroll
+  for (int j = 0; j < kSteps; ++j)
+    WgmmaM64N64K16OfRows(TileOf(dv[0]), keys[j], AdvanceTile(adjoint, 128 * 16 * j));
+  WgmmaCommit();
+  WgmmaWait<0>();
+  FencePieces<kPieces>(dk);
+  FencePieces<kPieces>(dq);
+  FencePieces<1>(dv);
+  KeepRegisters(keys);
+}
+// Returns a thread's share of the sum of S R.
+template <typename Config>
+HL_DEVICE float TimesAdjoint(const WarpgroupGradShared<Config>& smem) {
+  constexpr int kUnits = kPieceColumns / 8;
   float sum = 0;
 #pragma unroll 2
   for (int i = static_cast<int>(threadIdx.x); i < Config::kK * kUnits; i += Config::kThreads) {
-    const int row = i / kUnits, unit = i % kUnits;
-    const uint4 s = *reinterpret_cast<const uint4*>(state + 8 * i);
-    const uint4 r = *reinterpret_cast<const uint4*>(smem.state + unit / 8 * Config::kStatePiece +
-                                                    TileOffset<kPieceColumns>(row, unit % 8 * 8));
+    const uint4 s = *reinterpret_cast<const uint4*>(smem.state + 8 * i);
+    const uint4 r = *reinterpret_cast<const uint4*>(smem.adjoint + 8 * i);
     const uint32_t of_s[4] = {s.x, s.y, s.z, s.w}, of_r[4] = {r.x, r.y, r.z, r.w};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -349,8 +419,47 @@ HL_DEVICE void SumThrough(const WarpgroupGradShared<Config>& smem, const bf16* s
       sum = fmaf(UnpackHi(of_s[j]), UnpackHi(of_r[j]), sum);
     }
   }
-  sum = WarpSum(sum);
-  if (LaneId() == 0) smem.sums->through[WarpId()] = sum;
+  return sum;
+}
+
+// Visits V for the second time: stores dv, and computes what states contribute to dk and dq,
+// without the factors of tokens. The barrier after 64 columns separates the uses of R and S, and of
+// v and dout, from the loads of the next ones. It also completes dscores.
+template <typename Config>
+HL_DEVICE void VisitStates(TokenTile<Config::kKeyPieces>& dk, TokenTile<Config::kKeyPieces>& dq,
+                           const WarpgroupGradShared<Config>& smem, const ReverseScanParams& params,
+                           const GradientMaps& maps, const OneChunk& one, Fragments& scores,
+                           bool wants_sums) {
+  constexpr int kV = Config::kV, kPieces = Config::kValuePieces;
+  const DecayAttentionArgs& args = params.grads.forward;
+  const int num_slices = params.shape.num_slices;
+  const TensorView values = SliceOf(params.dv, args, one.key_slice, args.head_dim_v);
+  float through = 0;
+#pragma unroll 1
+  for (int i = 0; i < num_slices * kPieces; ++i) {
+    const int slice = num_slices - 1 - i / kPieces, piece = i % kPieces;
+    if (piece == 0 && i > 0) AwaitValues(smem, num_slices - 1 + i / kPieces, one.chunk.length);
+    MbarrierWait(smem.loaded + kStatesLoaded, i % 2);
+    const bf16* const dout = smem.dout + piece * kPieceElements;
+    TokenTile<1> dv;
+    TimesStates<Config>(dk, dq, dv, smem, smem.v + piece * kPieceElements, dout);
+    ScaleTokens<1>(dv, smem.tables->outgoing_scaled);
+    AddProduct<1>(dv, scores, dout);
+    if (wants_sums) through += TimesAdjoint(smem);
+    __syncthreads();
+    const int next = i + 1, next_slice = num_slices - 1 - next / kPieces;
+    if (threadIdx.x == 0 && next_slice >= 0) {
+      LoadStates(smem, params, maps, one, next_slice, next % kPieces);
+      if (next % kPieces == 0) LoadValues(smem, params, maps, one, next_slice);
+    }
+    StoreTokenRows<1>(
+        dv,
+        RowsOf(values, one.chunk, one.head, slice * kV + piece * kPieceColumns, args.head_dim_v),
+        one.chunk.length);
+  }
+  if (!wants_sums) return;
+  through = WarpSum(through);
+  if (LaneId() == 0) smem.sums->through[WarpId()] = through;
 }
 
 template <typename Config>
@@ -366,91 +475,52 @@ HL_DEVICE void FinishChunkGradients(const WarpgroupGradShared<Config>& smem,
   float through = 0;
 #pragma unroll
   for (int w = 0; w < kGradWarps; ++w) through += sums.through[w];
-  const float constant =
-      FinishDecays(sums_of, through, *smem.tables, params, one.chunk, one.block_index);
+  const float constant = FinishDecays(sums_of, through, *smem.tables, params, one.chunk, one.head,
+                                      /*part=*/one.key_slice);
   if (params.dlambda == nullptr || LaneId() != 0) return;
   const DecayAttentionArgs& args = params.grads.forward;
-  const int64_t head =
-      int64_t{1} * PartOf(params, one.block_index) * args.num_heads + one.block_index.head;
+  const int64_t head = int64_t{1} * one.key_slice * args.num_heads + one.head;
   params.dlambda[head * args.num_chunks + one.index] = constant;
 }
 
-// Barriers: (1) only for a short chunk: rows beyond its end are cleared; (2) R is no longer used
-// and dscores are complete; (3) the sums are complete.
 template <typename Config>
 HL_DEVICE void ChunkGradients(const WarpgroupGradShared<Config>& smem,
                               const ReverseScanParams& params, const GradientMaps& maps,
                               const OneChunk& one) {
-  constexpr int kK = Config::kK, kV = Config::kV;
-  constexpr int kKeyPieces = Config::kKeyPieces, kValuePieces = Config::kValuePieces;
+  constexpr int kK = Config::kK, kPieces = Config::kKeyPieces;
   const DecayAttentionArgs& args = params.grads.forward;
-  const int thread = static_cast<int>(threadIdx.x), length = one.chunk.length;
   const bool wants_sums = params.dlog_decay.data != nullptr || params.dlambda != nullptr ||
                           params.dkey_scale.data != nullptr;
-  const int64_t slot =
-      StateSlot(params, PartOf(params, one.block_index), one.block_index.head, one.index);
-  MbarrierWait(smem.loaded + kTilesLoaded, 0);
-  if (length < kChunk) {
-    ClearRows(smem.q, kK, length, thread, Config::kThreads);
-    ClearRows(smem.k, kK, length, thread, Config::kThreads);
-    ClearRows(smem.v, kV, length, thread, Config::kThreads);
-    ClearRows(smem.dout, kV, length, thread, Config::kThreads);
-    FenceProxyAsync();
-    __syncthreads();
-  }
-  Fragments scores, dscores;
-  {
-    float products[kChunk / 8][4], gradients[kChunk / 8][4];
-    Clear(products);
-    Clear(gradients);
-    FenceRegisters(TileOf(products));
-    FenceRegisters(TileOf(gradients));
-    WgmmaFence();
-    BeginPairs<kK>(products, smem.k, smem.q);
-    BeginPairs<kV>(gradients, smem.v, smem.dout);
-    WgmmaCommit();
-    WgmmaWait<0>();
-    FenceRegisters(TileOf(products));
-    FenceRegisters(TileOf(gradients));
-    WeighPairs(smem, products, gradients, scores, dscores, wants_sums);
-  }
-  TokenTile<kValuePieces> dv;
-  TokenTile<kKeyPieces> dk;
-  MbarrierWait(smem.loaded + kAdjointLoaded, 0);
-  TimesStateOfValues<Config>(dv, smem.k, smem.state);
-  ScaleTokens<kValuePieces>(dv, smem.tables->outgoing_scaled);
-  AddProduct<kValuePieces>(dv, scores, smem.dout, kPieceElements);
-  TimesStateOfKeys<Config>(dk, smem.v, smem.state);
-  if (wants_sums) SumThrough(smem, static_cast<const bf16*>(params.states) + slot * (kK * kV));
-  __syncthreads();
-  if (thread == 0) LoadGradState(smem, maps.states, kStateLoaded, slot);
-  ScaleTokens<kKeyPieces>(dk, smem.tables->outgoing);
-  if (wants_sums) SumChannels<kKeyPieces>(smem.sums->y, dk, smem.k);
-  ScaleTokens<kKeyPieces>(dk, smem.tables->key_scale);
-  AddProduct<kKeyPieces>(dk, dscores, smem.q, kPieceElements);
-  const auto rows_of_keys = [&](const TensorView& gradient) {
-    return RowsOf(SliceOf(gradient, args, one.block_index.slice, args.head_dim_k), one.chunk,
-                  one.block_index.head, one.block_index.key_slice * kK, args.head_dim_k);
-  };
-  StoreTokenRows<kValuePieces>(
-      dv,
-      RowsOf(SliceOf(params.dv, args, one.block_index.key_slice, args.head_dim_v), one.chunk,
-             one.block_index.head, one.block_index.slice * kV, args.head_dim_v),
-      length);
-  StoreTokenRows<kKeyPieces>(dk, rows_of_keys(params.dk), length);
-  {
-    TokenTile<kKeyPieces> dq;
-    MbarrierWait(smem.loaded + kStateLoaded, 0);
-    TimesStateOfKeys<Config>(dq, smem.dout, smem.state);
-    ScaleTokens<kKeyPieces>(dq, smem.tables->incoming);
-    if (wants_sums) SumChannels<kKeyPieces>(smem.sums->x, dq, smem.q);
-    const int rows = RowsFirst<kChunk>(FreshLaneId());
+  Fragments pairs;
+  ComputePairs(smem, params, maps, one, pairs, wants_sums);
+  TokenTile<kPieces> dk, dq;
 #pragma unroll
-    for (int j = 0; j < kChunk / 16; ++j)
-      LoadFragment<kChunk, false>(dscores[j], smem.dscores, rows, WarpId() * 16, 16 * j);
-    AddProduct<kKeyPieces>(dq, dscores, smem.k, kPieceElements);
-    StoreTokenRows<kKeyPieces>(dq, rows_of_keys(params.dq), length);
+  for (int piece = 0; piece < kPieces; ++piece) {
+    Clear(dk[piece]);
+    Clear(dq[piece]);
   }
+  VisitStates(dk, dq, smem, params, maps, one, pairs, wants_sums);
+
+  const auto rows_of = [&](const TensorView& gradient) {
+    return RowsOf(gradient, one.chunk, one.head, one.key_slice * kK, args.head_dim_k);
+  };
+  const int lane = FreshLaneId(), tokens = WarpId() * 16;
+  ScaleTokens<kPieces>(dk, smem.tables->outgoing);
+  if (wants_sums) SumChannels<kPieces>(smem.sums->y, dk, smem.k);
+  ScaleTokens<kPieces>(dk, smem.tables->key_scale);
+#pragma unroll
+  for (int j = 0; j < kChunk / 16; ++j)
+    LoadFragment<kChunk, true>(pairs[j], smem.dscores, ColumnsFirst<kChunk>(lane), 16 * j, tokens);
+  AddProduct<kPieces>(dk, pairs, smem.q);
+  StoreTokenRows<kPieces>(dk, rows_of(params.dk), one.chunk.length);
+
+  ScaleTokens<kPieces>(dq, smem.tables->incoming);
+  if (wants_sums) SumChannels<kPieces>(smem.sums->x, dq, smem.q);
+#pragma unroll
+  for (int j = 0; j < kChunk / 16; ++j)
+    LoadFragment<kChunk, false>(pairs[j], smem.dscores, RowsFirst<kChunk>(lane), tokens, 16 * j);
+  AddProduct<kPieces>(dq, pairs, smem.k);
+  StoreTokenRows<kPieces>(dq, rows_of(params.dq), one.chunk.length);
   if (!wants_sums) return;
   __syncthreads();
   if (WarpId() == 0) FinishChunkGradients(smem, params, one);
@@ -474,13 +544,12 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocksPerSm)
   if (threadIdx.x == 0) {
     for (int i = 0; i < kNumLoads; ++i) MbarrierInit(loaded + i, 1);
     MbarrierInitFence();
-    LoadGradChunk(smem, params, maps, one);
-    LoadGradState(
-        smem, maps.adjoints, kAdjointLoaded,
-        StateSlot(params, PartOf(params, one.block_index), one.block_index.head, one.index));
+    LoadKeys(smem, args, maps, one);
+    LoadValues(smem, params, maps, one, /*slice=*/0);
+    LoadStates(smem, params, maps, one, params.shape.num_slices - 1, /*piece=*/0);
   }
   if (WarpId() == 1) {
-    FillDecayTables(*smem.tables, args, one.chunk, one.block_index.head, params.row_scales);
+    FillDecayTables(*smem.tables, args, one.chunk, one.head, params.row_scales);
     FillNearWeights(*smem.tables);
   }
   __syncthreads();
@@ -497,16 +566,17 @@ void LaunchWarpgroupGradients(const ReverseScanParams& params, cudaStream_t stre
   const auto map = [&](const TensorView& view, int heads, int dim, const char* name) {
     return MapOfRows(view, args, params.shape, heads, dim, name);
   };
-  const int64_t num_states =
-      MaxStatesInBatchTile(args, params.shape.num_sequences, params.shape.num_parts());
-  if (num_states == 0) return;
+  const int64_t blocks = MaxStatesInBatchTile(args, params.shape.num_sequences,
+                                              /*num_parts=*/params.shape.num_key_slices);
+  const int64_t num_states = blocks * params.shape.num_slices;
+  if (blocks == 0) return;
   const GradientMaps maps = {map(args.q, args.num_q_heads, args.head_dim_k, "q"),
                              map(args.k, args.num_k_heads, args.head_dim_k, "k"),
                              map(args.v, args.num_v_heads, args.head_dim_v, "v"),
                              map(params.grads.dout, args.num_heads, args.head_dim_v, "dout"),
                              MapOfTiles(params.states, num_states, kK, kV, "states"),
                              MapOfTiles(params.adjoints, num_states, kK, kV, "adjoints")};
-  Launch({static_cast<unsigned>(num_states), Config::kThreads, Config::kSmemBytes,
+  Launch({static_cast<unsigned>(blocks), Config::kThreads, Config::kSmemBytes,
           "decay attention gradients by warpgroups"},
          stream, WarpgroupGradientsKernel<Config>, params, maps);
 }

@@ -96,9 +96,11 @@ bool HasConstantDecay(const DecayAttentionArgs& args) {
 }
 
 // Counts the slices of gradients. The normaliser's scan is one more slice of V.
-GradientSlices SlicesOfGradients(const DecayAttentionArgs& args, const Slices& slices) {
+GradientSlices SlicesOfGradients(const DecayAttentionArgs& args, const DecayAttentionPlan& plan) {
+  const Slices slices = SlicesOf(args, plan.backward);
+  const bool sums_over_values = IsPerChannel(args.decay_kind) || plan.backward_warpgroups;
   GradientSlices count;
-  count.keys = (IsPerChannel(args.decay_kind) ? 1 : slices.values) + (IsNormalised(args) ? 1 : 0);
+  count.keys = (sums_over_values ? 1 : slices.values) + (IsNormalised(args) ? 1 : 0);
   count.values = slices.keys;
   count.tokens = count.keys * slices.keys;
   count.decays = IsPerChannel(args.decay_kind) ? count.keys : count.tokens;
@@ -125,7 +127,7 @@ void AddScanBackward(const DecayAttentionArgs& args, const DecayAttentionPlan& p
                values = args.head_dim_v;
   const size_t decays = IsPerChannel(args.decay_kind) ? keys : 1;
   const Slices slices = SlicesOf(args, plan.backward);
-  const GradientSlices& sums = layout.slices = SlicesOfGradients(args, slices);
+  const GradientSlices& sums = layout.slices = SlicesOfGradients(args, plan);
   const auto partial = [&](int heads, int num_slices, size_t width) {
     return heads < args.num_heads || num_slices > 1 ? num_slices * rows * width * sizeof(float) : 0;
   };

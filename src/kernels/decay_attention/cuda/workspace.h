@@ -50,8 +50,8 @@ struct ForwardLayout {
 // The number of slices over which a gradient is summed. 1: it is written directly to its tensor,
 // unless heads share it.
 struct GradientSlices {
-  // for dq and dk: one per slice of V; with per-channel decays, where one kernel sums over V, one
-  // per scan
+  // for dq and dk: one per slice of V, or one per scan if a kernel sums over V (per-channel decays,
+  // and the gradients with wgmma)
   int keys = 1;
   int values = 1;  // for dv: one per slice of K
   int tokens = 1;  // for gradients with one number per token and head

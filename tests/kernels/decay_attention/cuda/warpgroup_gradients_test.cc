@@ -78,6 +78,8 @@ TEST(CudaWarpgroupGradients, SlicesOfKAndV) {
   ExpectGradientsByWarpgroups(
       {.seq_len = 70, .heads = 1, .dim_k = 128, .dim_v = 256, .key_scale = true});
   ExpectGradientsByWarpgroups({.seq_len = 70, .heads = 1, .dim_k = 256, .dim_v = 512});
+  ExpectGradientsByWarpgroups(
+      {.batch = 2, .seq_len = 130, .heads = 2, .dim_v = 192, .key_scale = true, .block = {64, 64}});
   ExpectGradientsByWarpgroups({.seq_len = 70,
                                .heads = 3,
                                .dim_k = 128,
@@ -131,22 +133,29 @@ TEST(CudaWarpgroupGradients, Documents) {
 
 // A bulk copy also reads what follows a chunk: another document or another row.
 TEST(CudaWarpgroupGradients, TokensAfterAChunkHaveNoEffect) {
-  ProblemShape shape = ByWarpgroups({.seq_len = 100, .heads = 1, .key_scale = true});
-  shape.cu_seqlens = {0, 40, 100};
-  Problem clean(shape), poisoned(shape);
-  const float nan = std::numeric_limits<float>::quiet_NaN();
-  for (Tensor* x : {&poisoned.q_, &poisoned.k_, &poisoned.v_, &poisoned.dout_})
-    for (int c = 0; c < x->width(); ++c) x->Set(0, 40, 0, c, nan);
-  GradientsOf(clean);
-  GradientsOf(poisoned);
-  const Answer &a = clean.answer_, &b = poisoned.answer_;
-  for (const auto& [want, got] : {std::pair(&a.dq, &b.dq),
-                                  {&a.dk, &b.dk},
-                                  {&a.dv, &b.dv},
-                                  {&a.dlog_decay, &b.dlog_decay},
-                                  {&a.dkey_scale, &b.dkey_scale}})
-    ExpectSameTokens(*got, *want, 0, 40);
-  EXPECT_TRUE(std::isnan(b.dq.Get(0, 41, 0, 0)));
+  for (const int slices_of_v : {1, 3}) {
+    if (kSlow && slices_of_v == 1) continue;
+    ProblemShape shape = ByWarpgroups({.seq_len = 100,
+                                       .heads = 1,
+                                       .dim_v = 64 * slices_of_v,
+                                       .key_scale = true,
+                                       .block = {64, 64}});
+    shape.cu_seqlens = {0, 40, 100};
+    Problem clean(shape), poisoned(shape);
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    for (Tensor* x : {&poisoned.q_, &poisoned.k_, &poisoned.v_, &poisoned.dout_})
+      for (int c = 0; c < x->width(); ++c) x->Set(0, 40, 0, c, nan);
+    GradientsOf(clean);
+    GradientsOf(poisoned);
+    const Answer &a = clean.answer_, &b = poisoned.answer_;
+    for (const auto& [want, got] : {std::pair(&a.dq, &b.dq),
+                                    {&a.dk, &b.dk},
+                                    {&a.dv, &b.dv},
+                                    {&a.dlog_decay, &b.dlog_decay},
+                                    {&a.dkey_scale, &b.dkey_scale}})
+      ExpectSameTokens(*got, *want, 0, 40);
+    EXPECT_TRUE(std::isnan(b.dq.Get(0, 41, 0, 0)));
+  }
 }
 
 TEST(CudaWarpgroupGradients, KnowLaterOutputsOnly) {
