@@ -654,6 +654,10 @@ TEST(LayoutTest, RopeScalingsByTheirOldAndTheirNewKeys) {
   EXPECT_EQ(positions(R"("rope_parameters": {"rope_type": "linear", "factor": 2},
                          "rope_scaling": {"type": "linear", "factor": 2.0})"),
             linear);
+  // transformers ignores an empty object.
+  EXPECT_EQ(positions(R"("rope_parameters": {"rope_type": "linear", "factor": 2},
+                         "rope_scaling": {})"),
+            linear);
   EXPECT_EQ(
       positions(R"("rope_parameters": {
                 "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.5,
@@ -720,8 +724,11 @@ TEST(LayoutTest, RefusesOtherRotations) {
           "rope_parameters.partial_rotary_factor is 0.25");
   refused(R"("rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2}})",
           "rope_parameters.full_attention is an object of its own. Use a model whose layers");
-  refused(R"("is_causal": false)",
-          "is_causal is false, so tokens see later tokens. Use a causal model.");
+  for (const char* no : {"false", "null"})
+    refused(Concat(R"("is_causal": )", no),
+            "is_causal is false, so tokens see later tokens. Use a causal model.");
+  refused(R"("rope_parameters": {"rope_type": null, "factor": 2})",
+          "rope_parameters.rope_type is null. Use a name, such as \"default\".");
   refused(R"("per_layer_config": {"0": {"rms_norm_eps": 0.5}})",
           "per_layer_config gives some layers other settings. Use a model without this key.");
   refused(R"("quantization_config": {"quant_method": "fp8"})",

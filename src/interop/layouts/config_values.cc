@@ -21,7 +21,7 @@ namespace {
 struct Activation {
   const char* ours;
   const char* theirs;
-  std::array<const char*, 2> also;
+  std::array<const char*, 4> also;
 };
 // The names in `transformers`.
 constexpr Activation kOfTransformers[] = {
@@ -33,7 +33,9 @@ constexpr Activation kOfTransformers[] = {
     {"sigmoid", "sigmoid", {}},
     {"tanh", "tanh", {}},
     {"gelu", "gelu", {"gelu_python"}},
-    {"gelu_tanh", "gelu_pytorch_tanh", {"gelu_new", "gelu_fast"}},
+    {"gelu_tanh",
+     "gelu_pytorch_tanh",
+     {"gelu_new", "gelu_fast", "gelu_accurate", "gelu_python_tanh"}},
     {"quick_gelu", "quick_gelu", {}},
     {"mish", "mish", {}},
     {"none", "linear", {}},

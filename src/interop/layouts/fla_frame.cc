@@ -162,7 +162,7 @@ void IgnoreCommonKeys(ConfigReader& reader) {
                  "use_bfloat16",
                  "pruned_heads",
                  "auto_map"});
-  reader.Require(reader.Bool("is_causal", true),
+  reader.Require(ReadTruthy(reader, "is_causal"),
                  "is_causal is false, so tokens see later tokens. Use a causal model.");
   const nlohmann::json* of_layers = reader.Member("per_layer_config");
   reader.Require(

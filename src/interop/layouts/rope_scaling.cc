@@ -121,7 +121,7 @@ void RequireOneTypeOfLayer(ConfigReader& rope, const nlohmann::json& object) {
 Rope ReadObject(ConfigReader& reader, const char* key, const Rope& absent, const RopeSizes& sizes) {
   Rope rope = absent;
   const nlohmann::json* object = reader.Member(key);
-  if (object == nullptr) return rope;
+  if (object == nullptr || object->empty()) return rope;
   reader.Require(object->is_object(), key,
                  " is not an object. Use one, such as {\"rope_type\": \"default\"}.");
   if (!object->is_object()) return rope;
@@ -131,6 +131,7 @@ Rope ReadObject(ConfigReader& reader, const char* key, const Rope& absent, const
   rope.theta = inner.Double("rope_theta", absent.theta);
   // Sections of rotations by the place in an image, which are equal for text.
   if (sizes.usual_part > 0) inner.Ignore({"mrope_section", "mrope_interleaved"});
+  inner.Require(!inner.IsNull("rope_type"), "rope_type is null. Use a name, such as \"default\".");
   const std::string old_type = inner.String("type", "default");
   const std::string type = inner.String("rope_type", old_type);
   const bool by_length = type == "dynamic" || type == "longrope";
@@ -189,7 +190,11 @@ void ReadRope(ConfigReader& reader, const RopeSizes& sizes, model::MixerConfig& 
   const Rope absent = {
       .theta = reader.Double("rope_theta", kUsualTheta),
       .part = sizes.ignores_outer_part ? usual_part : ReadPart(reader, sizes, usual_part)};
-  const bool is_new = reader.Has("rope_parameters"), is_old = reader.Has("rope_scaling");
+  const auto is_set = [&](const char* key) {
+    const nlohmann::json* object = reader.Member(key);
+    return object != nullptr && !object->empty();  // as in Python, an empty object is false
+  };
+  const bool is_new = is_set("rope_parameters"), is_old = is_set("rope_scaling");
   const Rope parameters = ReadObject(reader, "rope_parameters", absent, sizes),
              scaling = ReadObject(reader, "rope_scaling", absent, sizes);
   // Versions of transformers differ in which of them they use.
