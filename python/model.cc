@@ -50,7 +50,7 @@ class Model {
   Ids ToIds(const TextOrIds& input) const {
     if (const Ids* ids = std::get_if<Ids>(&input)) return *ids;
     // As `score --text` and `generate --prompt` read texts by default.
-    return RequireTokenizer().Encode(std::get<std::string>(input), data::SpecialTokens::kParse);
+    return RequireTokenizer().EncodeText(std::get<std::string>(input), data::SpecialTokens::kParse);
   }
 
   std::vector<std::vector<float>> Score(const std::vector<TextOrIds>& inputs,

@@ -16,13 +16,16 @@ void DeclareTokenizer(nb::module_& module) {
   nb::class_<Tokenizer>(module, "Tokenizer", "Converts text to token ids and back.")
       .def(
           "encode",
-          [](const Tokenizer& self, const std::string& text, bool parse_special) {
-            return ToNumpy(self.Encode(
-                text, parse_special ? data::SpecialTokens::kParse : data::SpecialTokens::kPlain));
+          [](const Tokenizer& self, const std::string& text, bool parse_special, bool from_start) {
+            const auto special =
+                parse_special ? data::SpecialTokens::kParse : data::SpecialTokens::kPlain;
+            return ToNumpy(from_start ? self.EncodeText(text, special)
+                                      : self.Encode(text, special));
           },
-          "text"_a, nb::kw_only(), "parse_special"_a = false,
-          "Returns the ids of a text, [N] int32, without bos or eos. With `parse_special`, names "
-          "of special tokens in the text, such as '</s>', become these tokens.")
+          "text"_a, nb::kw_only(), "parse_special"_a = false, "from_start"_a = false,
+          "Returns the ids of a text, [N] int32, without eos. With `parse_special`, names of "
+          "special tokens in the text, such as '</s>', become these tokens. With `from_start`, bos "
+          "comes first if `begins_with_bos`.")
       .def(
           "decode",
           [](const Tokenizer& self, const std::vector<int32_t>& ids) {
@@ -32,7 +35,9 @@ void DeclareTokenizer(nb::module_& module) {
           "ids"_a, "Returns the bytes that the ids represent. Special ids represent none.")
       .def_prop_ro("kind", &Tokenizer::kind, "'bytes', 'sentencepiece' or 'bpe'.")
       .def_prop_ro("vocab_size", &Tokenizer::vocab_size, "The number of ids.")
-      .def_prop_ro("eos_id", &Tokenizer::eos_id, "The id that ends a document.");
+      .def_prop_ro("eos_id", &Tokenizer::eos_id, "The id that ends a document.")
+      .def_prop_ro("begins_with_bos", &Tokenizer::begins_with_bos,
+                   "Whether `score` and `generate` put bos in front of a text.");
   module.def(
       "load_tokenizer",
       [](const std::string& name) { return SharedTokenizer(data::OpenTokenizer(name)); }, "name"_a,

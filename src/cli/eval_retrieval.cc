@@ -85,7 +85,9 @@ class Samples {
  public:
   Samples(const EvalOptions& options, const infer::LoadedModel& loaded,
           const data::TokenView& tokens) {
-    const eval::Haystack haystack(tokens, options.seed);
+    const bool bos = loaded.tokenizer != nullptr && loaded.tokenizer->begins_with_bos();
+    const int32_t bos_id = bos ? loaded.tokenizer->special_ids().bos : -1;
+    const eval::Haystack haystack(tokens, options.seed, bos_id);
     const NeedleOf needle_of = options.retrieval == "passkey" ? Passkeys(options, loaded)
                                : options.retrieval == "mqar" ? Pairs(options, loaded, tokens.eos_id)
                                                              : OfRuler(options, loaded);
@@ -93,6 +95,7 @@ class Samples {
       const auto number = static_cast<uint64_t>(sample);
       texts_.push_back(haystack.Text(number, std::ranges::max(options.lengths)));
       needles_.push_back(needle_of(number, texts_.back()));
+      if (bos) needles_.back().begin = {bos_id};
     }
   }
   eval::Prompt Prompt(uint64_t sample, int64_t length, double depth) const {

@@ -47,7 +47,7 @@ void GenerateOne(const GenerateOptions& options, const infer::LoadedModel& loade
                  const data::Tokenizer& tokenizer, const std::string& prompt,
                  const infer::GenerateConfig& config) {
   FinishedText whole = {.prompt = prompt};
-  const std::vector<int32_t> ids = tokenizer.Encode(whole.prompt, options.special_tokens);
+  const std::vector<int32_t> ids = tokenizer.EncodeText(whole.prompt, options.special_tokens);
   infer::RequirePrompt(*loaded.model, ids);  // Before any text is printed.
   infer::TextStream stream(tokenizer, StopStrings(options));
   const auto print = [&](const std::string& text) {

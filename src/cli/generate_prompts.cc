@@ -119,7 +119,7 @@ class PromptQueue {
   std::vector<int32_t> Encoded(size_t i) const {
     const Prompt& prompt = prompts_[i];
     return chat_ ? chat_->Encode(prompt.messages, prompt.place)
-                 : tokenizer_.Encode(prompt.text, options_.special_tokens);
+                 : tokenizer_.EncodeText(prompt.text, options_.special_tokens);
   }
 
   void Add(infer::BatchDecoder& decoder, size_t text) {

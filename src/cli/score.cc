@@ -29,7 +29,8 @@ using Sequences = std::vector<std::vector<int32_t>>;
 
 struct Input {
   Sequences sequences;
-  int64_t text_bytes = 0;  // Bytes of the text of the tokens. 0: unknown (--tokens).
+  // Tokens without bos, and the bytes of their text. 0: unknown (--tokens).
+  int64_t text_tokens = 0, text_bytes = 0;
 };
 
 // Returns the input on all ranks. Every rank reads a file itself. Standard input is read by rank 0
@@ -76,21 +77,20 @@ Input ReadTexts(const ScoreOptions& options, const data::Tokenizer& tokenizer,
                 " is empty. Use a text with at least one token.");
     CheckReadable(file, text, tokenizer, options.special_tokens, ExitCode::kData);
     if (plain) tokenizer.CountSpecialNames(text, names);
-    input.sequences.push_back(tokenizer.Encode(text, options.special_tokens));
+    input.sequences.push_back(tokenizer.EncodeText(text, options.special_tokens));
+    input.text_tokens += std::ssize(input.sequences.back()) - (tokenizer.begins_with_bos() ? 1 : 0);
     input.text_bytes += static_cast<int64_t>(text.size());
   }
   if (context.rank() == 0) WarnOfSpecialNames("score", "--text", names, kParseThem);
   return input;
 }
 
-// Returns for example ", 2.1406 bits per byte", or "" if the text is unknown. The first token of a
-// sequence is not scored and counts as the mean of the others.
+// Returns for example ", 2.1406 bits per byte", or "" if the text is unknown. Without bos, the
+// first token of a sequence is not scored and counts as the mean of the others.
 std::string BitsPerByte(double nats_per_token, const Input& input) {
   if (input.text_bytes == 0) return "";
-  int64_t num_tokens = 0;
-  for (const auto& ids : input.sequences) num_tokens += static_cast<int64_t>(ids.size());
   const double tokens_per_byte =
-      static_cast<double>(num_tokens) / static_cast<double>(input.text_bytes);
+      static_cast<double>(input.text_tokens) / static_cast<double>(input.text_bytes);
   return Concat(", ", Fixed(nats_per_token / std::numbers::ln2 * tokens_per_byte, 4),
                 " bits per byte");
 }

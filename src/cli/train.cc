@@ -204,6 +204,10 @@ void WarnOfOtherTokens(const std::string& init_from, const std::string& dataset)
   const data::Dataset data = data::Dataset::Open(dataset);
   if (!data.info().has_tokenizer()) return;
   const auto theirs = data.LoadTokenizer();
+  if (own->begins_with_bos() && !theirs->begins_with_bos())
+    HL_WARN("train", "texts of the tokenizer of --init-from ", init_from,
+            " begin with bos, but those of the dataset ", dataset,
+            " do not. Prepare the text with that tokenizer.");
   const auto difference = data::FindDifference(*theirs, *own);
   if (!difference) return;
   HL_WARN("train", "--init-from ", init_from, " was trained with another tokenizer: token ",
@@ -227,7 +231,7 @@ std::function<std::string(const model::LanguageModel&)> SampleText(const train::
   return [=](const model::LanguageModel& model) {
     data::StreamDecoder decoder(*tokenizer, data::StreamDecoder::Begins::kAfterText);
     std::string text = prompt;
-    infer::Generate(model, tokenizer->Encode(prompt, kParse), generate, [&](int32_t id) {
+    infer::Generate(model, tokenizer->EncodeText(prompt, kParse), generate, [&](int32_t id) {
       text += decoder.Push(id);
       return true;
     });

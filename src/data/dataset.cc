@@ -296,14 +296,17 @@ void RequireSameTokens(const Dataset& dataset, const Tokenizer& own, const std::
       ". Prepare the text with the run's own tokenizer (`halflife prepare --tokenizer "
       "RUN/tokenizer`).";
   const int64_t vocab = dataset.info().vocab_size;
-  HL_CHECK_AS(ExitCode::kUsage, vocab <= own.vocab_size(), "the dataset ",
-              dataset.folder().string(), " has a vocabulary of ", vocab, ", but the tokenizer of ",
-              where, " has one of ", own.vocab_size(), kRemedy);
-  const auto difference = FindDifference(*dataset.LoadTokenizer(), own);
+  const std::string name = Concat("the dataset ", dataset.folder().string());
+  HL_CHECK_AS(ExitCode::kUsage, vocab <= own.vocab_size(), name, " has a vocabulary of ", vocab,
+              ", but the tokenizer of ", where, " has one of ", own.vocab_size(), kRemedy);
+  const std::unique_ptr<Tokenizer> theirs = dataset.LoadTokenizer();
+  const bool bos = theirs->begins_with_bos();
+  HL_CHECK_AS(ExitCode::kUsage, bos == own.begins_with_bos(), "texts of ", bos ? name : where,
+              " begin with bos, but those of ", bos ? where : name, " do not", kRemedy);
+  const auto difference = FindDifference(*theirs, own);
   if (!difference) return;
-  HL_FAIL(ExitCode::kUsage, "token ", difference->id, " is '", difference->left,
-          "' in the dataset ", dataset.folder().string(), ", but '", difference->right, "' in ",
-          where, kRemedy);
+  HL_FAIL(ExitCode::kUsage, "token ", difference->id, " is '", difference->left, "' in ", name,
+          ", but '", difference->right, "' in ", where, kRemedy);
 }
 
 }  // namespace halflife::data

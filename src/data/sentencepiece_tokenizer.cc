@@ -86,7 +86,8 @@ class SentencePieceTokenizer : public Tokenizer {
     return !text.empty();
   }
 
-  std::map<std::string, std::string> Files() const override {
+ protected:
+  std::map<std::string, std::string> FilesOfKind() const override {
     return {{kSentencePieceFile, bytes_}};
   }
 

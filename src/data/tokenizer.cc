@@ -120,7 +120,8 @@ class ByteTokenizer : public Tokenizer {
     return true;
   }
 
-  std::map<std::string, std::string> Files() const override { return {}; }
+ protected:
+  std::map<std::string, std::string> FilesOfKind() const override { return {}; }
 
  private:
   const std::string kind_ = kBytesKind;
@@ -129,6 +130,17 @@ class ByteTokenizer : public Tokenizer {
 }  // namespace
 
 void Tokenizer::CountSpecialNames(std::string_view, NameCounts&) const {}
+
+std::map<std::string, std::string> Tokenizer::Files() const {
+  std::map<std::string, std::string> files = FilesOfKind();
+  if (!begins_with_bos_) return files;
+  std::string& config = files[kTokenizerConfigFile];
+  auto json =
+      config.empty() ? nlohmann::ordered_json::object() : nlohmann::ordered_json::parse(config);
+  json[kAddBosToken] = true;
+  config = json.dump(2) + "\n";
+  return files;
+}
 
 void Tokenizer::Save(const fs::path& folder) const {
   for (const auto& [name, bytes] : Files()) {
@@ -141,6 +153,27 @@ void Tokenizer::Save(const fs::path& folder) const {
 std::vector<int32_t> Tokenizer::Encode(std::string_view text, SpecialTokens special) const {
   std::vector<int32_t> ids;
   EncodeAppend(text, special, ids);
+  return ids;
+}
+
+void Tokenizer::set_begins_with_bos(bool begins) {
+  const SpecialIds ids = special_ids();
+  begins_with_bos_ = begins && ids.bos >= 0 && ids.bos != ids.eos;
+}
+
+void Tokenizer::AppendText(std::string_view text, SpecialTokens special,
+                           std::vector<int32_t>& ids) const {
+  if (!begins_with_bos_) return EncodeAppend(text, special, ids);
+  const size_t begin = ids.size();
+  ids.push_back(special_ids().bos);
+  EncodeAppend(text, special, ids);
+  if (ids.size() > begin + 1 && ids[begin + 1] == ids[begin])
+    ids.erase(ids.begin() + static_cast<std::ptrdiff_t>(begin));
+}
+
+std::vector<int32_t> Tokenizer::EncodeText(std::string_view text, SpecialTokens special) const {
+  std::vector<int32_t> ids;
+  AppendText(text, special, ids);
   return ids;
 }
 
@@ -219,6 +252,7 @@ std::unique_ptr<Tokenizer> LoadKind(const fs::path& folder) {
 std::unique_ptr<Tokenizer> LoadTokenizer(const fs::path& folder) {
   std::unique_ptr<Tokenizer> tokenizer = LoadKind(folder);
   tokenizer->set_chat_templates(ReadChatTemplates(folder));
+  tokenizer->set_begins_with_bos(AddsBos(folder / kTokenizerConfigFile));
   return tokenizer;
 }
 

@@ -72,7 +72,17 @@ class Tokenizer {
   virtual int vocab_size() const = 0;
   virtual SpecialIds special_ids() const = 0;
   int eos_id() const { return special_ids().eos; }
-  // Encodes a text without adding bos or eos. Thread-safe.
+  // Whether every text begins with bos. The tokenizer's files decide, as in transformers: the
+  // template of tokenizer.json or, without that file, `add_bos_token` of tokenizer_config.json.
+  // False without a bos, or if bos is eos, which ends a document.
+  bool begins_with_bos() const { return begins_with_bos_; }
+  void set_begins_with_bos(bool begins);
+  // Encodes a text from its beginning. Prepends bos if begins_with_bos(), unless the text already
+  // begins with the name of bos. Thread-safe.
+  std::vector<int32_t> EncodeText(std::string_view text,
+                                  SpecialTokens special = SpecialTokens::kPlain) const;
+  void AppendText(std::string_view text, SpecialTokens special, std::vector<int32_t>& ids) const;
+  // Encodes a part of a text without adding bos or eos. Thread-safe.
   std::vector<int32_t> Encode(std::string_view text,
                               SpecialTokens special = SpecialTokens::kPlain) const;
   virtual void EncodeAppend(std::string_view text, SpecialTokens special,
@@ -90,16 +100,20 @@ class Tokenizer {
   virtual bool AppendBytes(int32_t id, bool at_start, std::string& bytes) const = 0;
   // True: decoded text keeps byte sequences that are not UTF-8. False: they become U+FFFD.
   virtual bool keeps_invalid_bytes() const = 0;
-  // Returns the files that the kind needs, as contents by file name.
-  virtual std::map<std::string, std::string> Files() const = 0;
+  // Returns the files that LoadTokenizer reads for ids, as contents by file name.
+  std::map<std::string, std::string> Files() const;
   // The chat templates that came with the tokenizer. They do not affect ids.
   const ChatTemplates& chat_templates() const { return chat_templates_; }
   void set_chat_templates(ChatTemplates templates) { chat_templates_ = std::move(templates); }
   // Writes all files that LoadTokenizer needs into an existing folder.
   void Save(const std::filesystem::path& folder) const;
 
+ protected:
+  virtual std::map<std::string, std::string> FilesOfKind() const = 0;
+
  private:
   ChatTemplates chat_templates_;
+  bool begins_with_bos_ = false;
 };
 
 // Decodes a stream of ids and returns only whole UTF-8 characters. A stream that continues a text
@@ -130,7 +144,8 @@ std::unique_ptr<Tokenizer> MakeSentencePieceTokenizer(std::string model_bytes);
 // Makes a byte-level BPE tokenizer. `files` maps file names to contents: tokenizer.json and those
 // of kSpecialTokenFiles (bpe/special_tokens.h) that exist in the same folder. `name` is the name of
 // tokenizer.json in error messages. With kParse, ids equal those of the Hugging Face tokenizers
-// library without special tokens around the text. Bytes that are not UTF-8 are read as U+FFFD.
+// library without special tokens around the text. The template of tokenizer.json decides
+// begins_with_bos(). Bytes that are not UTF-8 are read as U+FFFD.
 // Throws Error kData that names what is not supported.
 std::unique_ptr<Tokenizer> MakeBpeTokenizer(std::map<std::string, std::string> files,
                                             const std::string& name);

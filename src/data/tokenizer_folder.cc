@@ -6,6 +6,7 @@
 #include "core/files.h"
 #include "core/json_text.h"
 #include "data/bpe/special_tokens.h"
+#include "data/bpe/tokenizer_json.h"
 
 namespace halflife::data {
 namespace {
@@ -54,18 +55,29 @@ bool IsByT5(const fs::path& config_path) {
   return name != config.end() && *name == "ByT5Tokenizer";
 }
 
+nlohmann::json ReadObject(const fs::path& path) {
+  auto object = nlohmann::json::parse(ReadJsonText(path), nullptr, /*allow_exceptions=*/false);
+  HL_CHECK_AS(ExitCode::kData, object.is_object(), path.string(), " is not a JSON object");
+  return object;
+}
+
+// Returns true if texts of a sentencepiece tokenizer begin with bos, as its folder says.
+bool BeginsWithBos(const fs::path& folder, const Tokenizer& tokenizer) {
+  const fs::path json = folder / kTokenizerJsonFile;
+  if (!IsFile(json)) return AddsBos(folder / kTokenizerConfigFile);
+  const nlohmann::json object = ReadObject(json);
+  const auto processor = object.find("post_processor");
+  const std::string name = processor == object.end() ? "" : BeginOfTemplate(*processor);
+  return !name.empty() && tokenizer.Encode(name, SpecialTokens::kParse) ==
+                              std::vector<int32_t>{tokenizer.special_ids().bos};
+}
+
 // Rejects tokens that another file adds to those of the model, because they would be lost silently.
 void CheckIsNotAdded(const fs::path& from, const nlohmann::json& id, const std::string& token,
                      const Tokenizer& tokenizer) {
   HL_CHECK_AS(ExitCode::kData, !id.is_number() || id < tokenizer.vocab_size(), from.string(),
               " adds a token to those of ", kHfSentencePieceFile,
               " in the same folder, but only that file is read: ", token);
-}
-
-nlohmann::json ReadObject(const fs::path& path) {
-  auto object = nlohmann::json::parse(ReadJsonText(path), nullptr, /*allow_exceptions=*/false);
-  HL_CHECK_AS(ExitCode::kData, object.is_object(), path.string(), " is not a JSON object");
-  return object;
 }
 
 void CheckTokenizerJson(const fs::path& path, const Tokenizer& tokenizer) {
@@ -94,6 +106,14 @@ void RefuseOtherKinds(const fs::path& folder) {
 
 }  // namespace
 
+bool AddsBos(const fs::path& config) {
+  if (!IsFile(config)) return false;
+  const auto object = nlohmann::json::parse(ReadJsonText(config), nullptr, false);
+  if (!object.is_object()) return false;
+  const auto adds = object.find(kAddBosToken);
+  return adds != object.end() && *adds == true;
+}
+
 std::unique_ptr<Tokenizer> FindTokenizer(const fs::path& folder) {
   if (IsFile(folder / kTokenizerKindFile)) return LoadTokenizer(folder);
   const fs::path json_path = folder / kTokenizerJsonFile, model = folder / kHfSentencePieceFile;
@@ -110,6 +130,7 @@ std::unique_ptr<Tokenizer> FindTokenizer(const fs::path& folder) {
     if (IsFile(json_path)) CheckTokenizerJson(json_path, *tokenizer);
     if (const fs::path added = folder / kAddedTokensFile; IsFile(added))
       CheckAddedTokens(added, *tokenizer);
+    tokenizer->set_begins_with_bos(BeginsWithBos(folder, *tokenizer));
     tokenizer->set_chat_templates(ReadChatTemplates(folder));
     return tokenizer;
   }

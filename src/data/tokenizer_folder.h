@@ -19,6 +19,7 @@ constexpr char kTokenizerJsonFile[] = "tokenizer.json";
 constexpr char kHfSentencePieceFile[] = "tokenizer.model";  // in a Hugging Face folder
 constexpr char kAddedTokensFile[] = "added_tokens.json";    // next to tokenizer.model: ids by token
 constexpr char kTokenizerConfigFile[] = "tokenizer_config.json";
+constexpr char kAddBosToken[] = "add_bos_token";  // its key for Tokenizer::begins_with_bos
 constexpr char kBytesKind[] = "bytes";
 constexpr char kSentencePieceKind[] = "sentencepiece";
 constexpr char kBpeKind[] = "bpe";
@@ -33,5 +34,8 @@ std::unique_ptr<Tokenizer> OpenTokenizer(const std::string& name);
 // is none. Throws Error kData if a tokenizer cannot be read, or if the folder has only the
 // vocabulary of an unsupported kind.
 std::unique_ptr<Tokenizer> FindTokenizer(const std::filesystem::path& folder);
+
+// Returns the value of `add_bos_token` in a tokenizer_config.json; false if it does not exist.
+bool AddsBos(const std::filesystem::path& config);
 
 }  // namespace halflife::data

@@ -76,8 +76,8 @@ EncodedPair EncodePair(const data::Tokenizer& tokenizer, std::string context,
   continuation = context.substr(end) + continuation;
   context.resize(end);
   constexpr auto kParse = data::SpecialTokens::kParse;
-  EncodedPair pair = {.ids = tokenizer.Encode(context + continuation, kParse),
-                      .num_context = tokenizer.Encode(context, kParse).size()};
+  EncodedPair pair = {.ids = tokenizer.EncodeText(context + continuation, kParse),
+                      .num_context = tokenizer.EncodeText(context, kParse).size()};
   if (pair.num_context == 0) {
     const data::SpecialIds special = tokenizer.special_ids();
     pair.ids.insert(pair.ids.begin(), special.bos >= 0 ? special.bos : special.eos);

@@ -1,7 +1,6 @@
 // Multiple choice: which of several continuations of a context is the most likely one. Accuracies
 // as lm-evaluation-harness defines acc and acc_norm (lm_eval/api/task.py, output type
-// multiple_choice). Contexts begin without bos. The harness begins them with it if the tokenizer's
-// own default does, as Llama's.
+// multiple_choice). Contexts begin with bos if texts of the tokenizer do (Tokenizer::EncodeText).
 #pragma once
 
 #include <cstdint>

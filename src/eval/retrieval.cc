@@ -202,7 +202,7 @@ Needle RulerNeedle(RulerTask task, const data::Tokenizer& tokenizer, int64_t cou
 }
 
 int64_t Needle::size() const {
-  auto size = static_cast<int64_t>(fact.size() + asked.size());
+  auto size = static_cast<int64_t>(begin.size() + fact.size() + asked.size());
   for (const ScatteredFact& other : others) size += std::ssize(other.tokens);
   return size;
 }
@@ -250,7 +250,8 @@ Prompt Hide(const Needle& needle, std::span<const int32_t> haystack, int64_t len
   for (const ScatteredFact& other : needle.others)
     add(needle.others_follow ? depth + (1 - depth) * other.place : other.place, other.tokens);
   std::ranges::stable_sort(facts, {}, [](const auto& fact) { return fact.first; });
-  Prompt prompt = {.inputs = {}, .targets = Tokens(static_cast<size_t>(length), data::kNoTarget)};
+  Prompt prompt = {.inputs = needle.begin,
+                   .targets = Tokens(static_cast<size_t>(length), data::kNoTarget)};
   int64_t done = 0;
   for (const auto& [before, tokens] : facts) {
     prompt.inputs.insert(prompt.inputs.end(), haystack.begin() + done, haystack.begin() + before);
@@ -263,11 +264,13 @@ Prompt Hide(const Needle& needle, std::span<const int32_t> haystack, int64_t len
   return prompt;
 }
 
-Haystack::Haystack(const data::TokenView& tokens, uint64_t seed) : tokens_(tokens), seed_(seed) {
+Haystack::Haystack(const data::TokenView& tokens, uint64_t seed, int32_t bos_id)
+    : tokens_(tokens), seed_(seed), bos_id_(bos_id) {
   HL_CHECK_AS(ExitCode::kUsage, tokens.row_len == 0, "--retrieval hides needles in text, but ",
               tokens.name, " has labelled rows. Use a dataset of text, or --text FILE.");
-  HL_CHECK_AS(ExitCode::kData, tokens.info.num_tokens > tokens.info.num_documents, tokens.name,
-              " contains no text in which a needle can be hidden");
+  const int64_t of_each = bos_id >= 0 ? 2 : 1;
+  HL_CHECK_AS(ExitCode::kData, tokens.info.num_tokens > of_each * tokens.info.num_documents,
+              tokens.name, " contains no text in which a needle can be hidden");
 }
 
 Tokens Haystack::Text(uint64_t sample, int64_t count) const {
@@ -279,7 +282,7 @@ Tokens Haystack::Text(uint64_t sample, int64_t count) const {
     Tokens piece(static_cast<size_t>(std::min(size - place, count)));
     tokens_.read(place, piece);
     place = (place + std::ssize(piece)) % size;
-    std::erase(piece, tokens_.eos_id);
+    std::erase_if(piece, [&](int32_t id) { return id == tokens_.eos_id || id == bos_id_; });
     Append(piece, text);
   }
   text.resize(static_cast<size_t>(count));

@@ -27,6 +27,7 @@ struct ScatteredFact {
   double place = 0;
 };
 struct Needle {
+  std::vector<int32_t> begin;  // Ids in front of the text: bos, if texts begin with it.
   std::vector<int32_t> fact;   // The fact, placed within the text. Empty: only `others`.
   std::vector<int32_t> asked;  // The question, at the end of the text.
   // [asked.size()]: the next token if it is part of an answer, else data::kNoTarget.
@@ -79,18 +80,20 @@ struct Prompt {
 // its place. Throws kUsage if `length` is too short for the needle.
 Prompt Hide(const Needle& needle, std::span<const int32_t> haystack, int64_t length, double depth);
 
-// An endless text: the tokens of a split without end-of-document tokens, repeated from the start
-// when they end.
+// An endless text: the tokens of a split without those that end or begin documents, repeated from
+// the start when they end.
 class Haystack {
  public:
-  // `tokens` is borrowed. Throws kUsage for labelled rows, and kData if there is no text.
-  Haystack(const data::TokenView& tokens, uint64_t seed);
+  // `tokens` is borrowed. `bos_id`: -1 if documents do not begin with bos. Throws kUsage for
+  // labelled rows, and kData if there is no text.
+  Haystack(const data::TokenView& tokens, uint64_t seed, int32_t bos_id = -1);
   // Returns `count` tokens, starting at a random place that depends on the sample.
   std::vector<int32_t> Text(uint64_t sample, int64_t count) const;
 
  private:
   const data::TokenView& tokens_;
   uint64_t seed_;
+  int32_t bos_id_;
 };
 
 // How many needles a model finds, by the length of the haystack and the depth at which they are

@@ -10,7 +10,9 @@
 
 #include "core/error.h"
 #include "core/files.h"
+#include "core/log.h"
 #include "data/bpe/merger.h"
+#include "data/bpe/tokenizer_json.h"
 #include "data/tokenizer_folder.h"
 #include "data/utf8.h"
 
@@ -61,11 +63,17 @@ class Converter {
     CheckPieces();
   }
 
-  SentencePieceJson Convert(const data::SpecialIds& ids) const {
+  SentencePieceJson Convert(const data::SpecialIds& ids, bool begins_with_bos) const {
     const ordered_json tokenizer = {
-        {"version", "1.0"},          {"truncation", nullptr},      {"padding", nullptr},
-        {"added_tokens", Added()},   {"normalizer", Normalizer()}, {"pre_tokenizer", nullptr},
-        {"post_processor", nullptr}, {"decoder", Decoder()},       {"model", Model()}};
+        {"version", "1.0"},
+        {"truncation", nullptr},
+        {"padding", nullptr},
+        {"added_tokens", Added()},
+        {"normalizer", Normalizer()},
+        {"pre_tokenizer", nullptr},
+        {"post_processor", begins_with_bos ? BosTemplate(ids.bos) : ordered_json()},
+        {"decoder", Decoder()},
+        {"model", Model()}};
     // Other tokenizer classes rebuild the tokenizer from its vocabulary and lose its rules.
     ordered_json config = {{"tokenizer_class", "PreTrainedTokenizerFast"}};
     const auto add = [&](const char* key, int id) {
@@ -143,6 +151,25 @@ class Converter {
                        {"special", true}});
     }
     return added;
+  }
+
+  ordered_json BosTemplate(int bos) const {
+    Require(bos >= 0 && bos < model_.pieces_size(), "has no bos");
+    const std::string& name = model_.pieces(bos).piece();
+    const auto special = [&](int type) {
+      return ordered_json{{"SpecialToken", {{"id", name}, {"type_id", type}}}};
+    };
+    const auto text = [](const char* id, int type) {
+      return ordered_json{{"Sequence", {{"id", id}, {"type_id", type}}}};
+    };
+    return {{"type", "TemplateProcessing"},
+            {"single", {special(0), text("A", 0)}},
+            {"pair", {special(0), text("A", 0), special(1), text("B", 1)}},
+            {"special_tokens",
+             {{name,
+               {{"id", name},
+                {"ids", ordered_json::array({bos})},
+                {"tokens", ordered_json::array({name})}}}}}};
   }
 
   ordered_json Normalizer() const {
@@ -238,8 +265,9 @@ class Converter {
 
 }  // namespace
 
-SentencePieceJson ConvertSentencePiece(std::string_view model_bytes, const data::SpecialIds& ids) {
-  return Converter(model_bytes).Convert(ids);
+SentencePieceJson ConvertSentencePiece(std::string_view model_bytes, const data::SpecialIds& ids,
+                                       bool begins_with_bos) {
+  return Converter(model_bytes).Convert(ids, begins_with_bos);
 }
 
 namespace {
@@ -320,13 +348,27 @@ Files ByteFiles(const data::Tokenizer&, BytesForm form) {
 
 Files SentencePieceFiles(const data::Tokenizer& tokenizer, BytesForm) {
   const std::string model = tokenizer.Files().at(data::kSentencePieceFile);
-  const SentencePieceJson json = ConvertSentencePiece(model, tokenizer.special_ids());
+  const SentencePieceJson json =
+      ConvertSentencePiece(model, tokenizer.special_ids(), tokenizer.begins_with_bos());
   return {{data::kTokenizerJsonFile, json.tokenizer},
           {data::kTokenizerConfigFile, json.config},
           {data::kHfSentencePieceFile, model}};
 }
 
 Files BpeFiles(const data::Tokenizer& tokenizer, BytesForm) { return tokenizer.Files(); }
+
+// Warns if AutoTokenizer will put a token in front of texts that texts of this tokenizer lack.
+void WarnOfTemplate(const data::Tokenizer& tokenizer) {
+  if (tokenizer.kind() != data::kBpeKind || tokenizer.begins_with_bos()) return;
+  const auto json =
+      nlohmann::json::parse(tokenizer.Files().at(data::kTokenizerJsonFile), nullptr, false);
+  if (!json.is_object() || !json.contains("post_processor")) return;
+  const std::string begin = data::BeginOfTemplate(json.at("post_processor"));
+  if (!begin.empty())
+    HL_WARN("interop", "transformers will put ", begin,
+            " in front of texts, but the model's texts do not begin with it. Pass "
+            "add_special_tokens=False to the tokenizer.");
+}
 
 struct Format {
   const char* kind;
@@ -351,6 +393,7 @@ void WriteHfTokenizer(const data::Tokenizer& tokenizer, const std::filesystem::p
     AtomicWriteFile(folder / name, content, ExitCode::kEnvironment);
   }
   data::WriteChatTemplates(tokenizer.chat_templates(), folder);
+  WarnOfTemplate(tokenizer);
 }
 
 std::unique_ptr<data::Tokenizer> LoadHfTokenizer(const std::filesystem::path& folder) {

@@ -41,7 +41,9 @@ struct SentencePieceJson {
 // Throws kData if the bytes are not a sentencepiece model, or if the model cannot be expressed
 // exactly (word and char models, user-defined or unused pieces, white space as suffix). The message
 // names the reason.
-SentencePieceJson ConvertSentencePiece(std::string_view model_bytes, const data::SpecialIds& ids);
+// With `begins_with_bos`, tokenizer.json has a template that begins each text with bos.
+SentencePieceJson ConvertSentencePiece(std::string_view model_bytes, const data::SpecialIds& ids,
+                                       bool begins_with_bos = false);
 
 // The forms of the tokenizer `bytes`. Some classes cannot load kByT5 (Layout::loads_byt5).
 enum class BytesForm {

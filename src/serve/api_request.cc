@@ -87,7 +87,7 @@ void CheckPrompt(const Fields& fields, const char* field, const ApiPrompt& promp
 }
 
 ApiPrompt TextPrompt(const std::string& text, const data::Tokenizer& tokenizer) {
-  return {.ids = tokenizer.Encode(text, data::SpecialTokens::kParse), .text = text};
+  return {.ids = tokenizer.EncodeText(text, data::SpecialTokens::kParse), .text = text};
 }
 
 void ReadPrompts(Fields& fields, const ApiLimits& limits, const data::Tokenizer& tokenizer,

@@ -321,12 +321,12 @@ void Server::Service::Tokenize(const std::string& body, httplib::Response& respo
   fields.Only("model", limits_.model);
   fields.Require("prompt", "a string");
   const std::string prompt = *fields.String("prompt");
-  if (fields.Boolean("add_special_tokens").value_or(false))
-    fields.Refuse("add_special_tokens", "is not supported. Use false.");
+  const bool from_start = fields.Boolean("add_special_tokens").value_or(true);
   fields.RejectOthers();
-  const std::vector<int32_t> ids = prompt == eos_name_
-                                       ? std::vector<int32_t>{tokenizer_.eos_id()}
-                                       : tokenizer_.Encode(prompt, data::SpecialTokens::kParse);
+  constexpr auto kParse = data::SpecialTokens::kParse;
+  const std::vector<int32_t> ids = prompt == eos_name_ ? std::vector<int32_t>{tokenizer_.eos_id()}
+                                   : from_start        ? tokenizer_.EncodeText(prompt, kParse)
+                                                       : tokenizer_.Encode(prompt, kParse);
   SetJson(response,
           {{"tokens", ids}, {"count", ids.size()}, {"max_model_len", limits_.max_prompt_tokens}});
 }

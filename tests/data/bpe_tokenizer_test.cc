@@ -232,6 +232,69 @@ TEST(BpeSpecialTest, TheTemplateNamesEosToo) {
   EXPECT_EQ(MakeBpeTokenizer({{"tokenizer.json", json.dump()}}, "t")->eos_id(), test::kEnd);
 }
 
+TEST(BpeBosTest, TextsBeginWithItIfTheTemplateDoes) {
+  const auto tokenizer = MakeBpe(test::SmallBpeWithBosJson());
+  EXPECT_EQ(tokenizer->special_ids().bos, test::kBegin);
+  ASSERT_TRUE(tokenizer->begins_with_bos());
+  EXPECT_EQ(tokenizer->EncodeText("hello"), (Ids{test::kBegin, kHello}));
+  EXPECT_EQ(tokenizer->EncodeText(""), (Ids{test::kBegin}));
+  EXPECT_EQ(tokenizer->Encode("hello"), (Ids{kHello})) << "a part of a text";
+  EXPECT_EQ(tokenizer->EncodeText("<|begin|>hello", SpecialTokens::kParse),
+            (Ids{test::kBegin, kHello}))
+      << "not twice";
+  Ids ids = {7};
+  tokenizer->AppendText("<|begin|>hello", SpecialTokens::kPlain, ids);
+  EXPECT_EQ(ids, (Ids{7, test::kBegin, kHello}));
+  EXPECT_EQ(MakeBpe(SmallBpeJson())->EncodeText("hello"), (Ids{kHello}));
+}
+
+TEST(BpeBosTest, OtherTemplates) {
+  const auto begins = [](const Change& change, const std::string& config = "") {
+    ordered_json json = test::SmallBpeWithBosJson();
+    change(json);
+    auto files = test::BpeFiles(json);
+    if (!config.empty()) files["tokenizer_config.json"] = config;
+    return MakeBpeTokenizer(files, "tokenizer.json")->begins_with_bos();
+  };
+  EXPECT_TRUE(begins([](ordered_json& json) {
+    json["post_processor"] = {
+        {"type", "Sequence"},
+        {"processors", ordered_json::array({json["decoder"], json["post_processor"]})}};
+  })) << "Llama 3";
+  EXPECT_FALSE(begins([](ordered_json& json) {
+    ordered_json& single = json["post_processor"]["single"];
+    single.insert(single.begin(), single[0]);
+  })) << "two tokens";
+  EXPECT_FALSE(begins([](ordered_json& json) {
+    ordered_json& single = json["post_processor"]["single"];
+    std::swap(single[0], single[1]);
+  })) << "the token ends a text";
+  EXPECT_FALSE(begins([](ordered_json&) {}, R"({"eos_token": "<|end|>", "bos_token": "<|pad|>"})"))
+      << "another token";
+  EXPECT_FALSE(begins([](ordered_json&) {}, R"({"eos_token": "<|end|>"})")) << "bos has no name";
+  EXPECT_FALSE(
+      begins([](ordered_json&) {}, R"({"eos_token": "<|begin|>", "bos_token": "<|begin|>"})"))
+      << "bos is eos, as for OPT: each text would be two documents";
+  EXPECT_FALSE(
+      begins([](ordered_json& json) { json["post_processor"] = nullptr; },
+             R"({"eos_token": "<|end|>", "bos_token": "<|begin|>", "add_bos_token": true})"))
+      << "transformers reads that key only without tokenizer.json";
+}
+
+// A folder of an earlier version does not say so, and its texts had no bos.
+TEST(BpeBosTest, SaveKeepsIt) {
+  const halflife::test::TempDir dir;
+  const auto tokenizer = MakeBpe(test::SmallBpeWithBosJson());
+  tokenizer->Save(dir.path());
+  EXPECT_TRUE(LoadTokenizer(dir.path())->begins_with_bos());
+  EXPECT_EQ(LoadTokenizer(dir.path())->Files(), tokenizer->Files());
+  auto config = ordered_json::parse(test::ReadText(dir / "tokenizer_config.json"));
+  EXPECT_EQ(config.at("add_bos_token"), true);
+  config.erase("add_bos_token");
+  test::WriteText(dir / "tokenizer_config.json", config.dump());
+  EXPECT_FALSE(LoadTokenizer(dir.path())->begins_with_bos());
+}
+
 struct Refusal {
   const char* words;
   Change change;

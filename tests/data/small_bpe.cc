@@ -10,6 +10,8 @@ const char kWordPattern[] =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
     R"(|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
+constexpr char kBeginName[] = "<|begin|>";
+
 ordered_json SmallBpeJson() {
   const std::string space = AlphabetCharacter(' ');
   ordered_json vocab;
@@ -65,9 +67,24 @@ ordered_json SmallBpeJson() {
             {"merges", merges}}}};
 }
 
+ordered_json SmallBpeWithBosJson() {
+  ordered_json json = SmallBpeJson();
+  ordered_json begin = json["added_tokens"][0];
+  begin["id"] = kBegin;
+  begin["content"] = kBeginName;
+  json["added_tokens"].push_back(begin);
+  const ordered_json special = {{"SpecialToken", {{"id", kBeginName}, {"type_id", 0}}}};
+  const ordered_json text = {{"Sequence", {{"id", "A"}, {"type_id", 0}}}};
+  json["post_processor"] = {{"type", "TemplateProcessing"},
+                            {"single", ordered_json::array({special, text})}};
+  return json;
+}
+
 std::map<std::string, std::string> BpeFiles(const ordered_json& json) {
-  return {{"tokenizer.json", json.dump()},
-          {"tokenizer_config.json", R"({"eos_token": "<|end|>", "pad_token": "<|pad|>"})"}};
+  ordered_json config = {{"eos_token", "<|end|>"}, {"pad_token", "<|pad|>"}};
+  const std::string text = json.dump();
+  if (text.find(kBeginName) != std::string::npos) config["bos_token"] = kBeginName;
+  return {{"tokenizer.json", text}, {"tokenizer_config.json", config.dump()}};
 }
 
 std::unique_ptr<Tokenizer> MakeBpe(const ordered_json& json) {

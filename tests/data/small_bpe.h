@@ -18,7 +18,12 @@ extern const char kWordPattern[];
 nlohmann::ordered_json SmallBpeJson();
 constexpr int kHello = 259, kSpaceHello = 260, kEnd = 265, kPad = 266, kTool = 267;
 
-// Returns tokenizer.json and a tokenizer_config.json with eos <|end|> and pad <|pad|>.
+// The same with another special token, <|begin|>, with which its template begins each text.
+nlohmann::ordered_json SmallBpeWithBosJson();
+constexpr int kBegin = 268;
+
+// Returns tokenizer.json and a tokenizer_config.json with eos <|end|>, pad <|pad|> and, if there is
+// one, bos <|begin|>.
 std::map<std::string, std::string> BpeFiles(const nlohmann::ordered_json& json);
 std::unique_ptr<Tokenizer> MakeBpe(const nlohmann::ordered_json& json);
 

@@ -24,11 +24,11 @@ TEST(EncodeFilesTest, IsWhatPrepareMakesOfFilesAsDocuments) {
   WriteText(dir / "one.txt", "\xEF\xBB\xBF\n" + JoinByBlankLines(RandomDocuments(50, 1)));
   WriteText(dir / "empty.txt", "");
   WriteText(dir / "two.txt.gz", test::Gzip(JoinByBlankLines(RandomDocuments(3000, 2))));
-  for (const auto& [name, bytes] : test::BpeFiles(test::SmallBpeJson())) {
-    WriteText(dir / "hf" / name, bytes);
-  }
+  for (const auto& [folder, json] :
+       {std::pair("hf", test::SmallBpeJson()), {"bos", test::SmallBpeWithBosJson()}})
+    for (const auto& [name, bytes] : test::BpeFiles(json)) WriteText(dir / folder / name, bytes);
   const std::vector<std::string> files = {dir / "one.txt", dir / "empty.txt", dir / "two.txt.gz"};
-  for (const std::string tokenizer : {"bytes", "hf"}) {
+  for (const std::string tokenizer : {"bytes", "hf", "bos"}) {
     SCOPED_TRACE(tokenizer);
     PrepareConfig config = test::ByteConfig(dir / "train.txt", dir / (tokenizer + ".data"));
     if (tokenizer != "bytes") config.input.tokenizer = dir / tokenizer;
@@ -38,6 +38,15 @@ TEST(EncodeFilesTest, IsWhatPrepareMakesOfFilesAsDocuments) {
     const Dataset dataset = Dataset::Open(config.output.out);
     const TextTokens text = EncodeFiles(files, *dataset.LoadTokenizer());
     EXPECT_EQ(text.ids, test::ReadAll(dataset, Split::kValidation));
+    if (tokenizer == "bos") {
+      EXPECT_EQ(text.ids.front(), test::kBegin);
+      EXPECT_EQ(std::ranges::count(text.ids, test::kBegin), 2) << "one in each document";
+      const std::unique_ptr<Tokenizer> without = dataset.LoadTokenizer();
+      without->set_begins_with_bos(false);
+      EXPECT_HL_ERROR(RequireSameTokens(dataset, *without, "runs/old"), ExitCode::kUsage,
+                      "texts of the dataset", "begin with bos, but those of runs/old do not",
+                      "halflife prepare --tokenizer");
+    }
     EXPECT_EQ(text.info.num_tokens, dataset.info().validation.num_tokens);
     EXPECT_EQ(text.info.num_documents, 2);
     EXPECT_EQ(dataset.info().validation.num_documents, 2);

@@ -7,6 +7,7 @@
 
 #include "core/concat.h"
 #include "data/shard_layout.h"
+#include "data/small_bpe.h"
 #include "data/small_datasets.h"
 #include "data/token_source.h"
 #include "support/expect_error.h"
@@ -124,6 +125,25 @@ TEST_F(TokenFilesTest, ADatasetEqualsOneOfTheText) {
   EXPECT_EQ(summary.validation.num_bytes, 6);
   EXPECT_EQ(tokens.DocumentStarts(Split::kTrain, 0, 5000),
             text.DocumentStarts(Split::kTrain, 0, 5000));
+}
+
+// The ids decide, whatever the tokenizer's files say.
+TEST_F(TokenFilesTest, TextsBeginWithBosIfAllDocumentsDo) {
+  for (const auto& [name, bytes] : test::BpeFiles(test::SmallBpeWithBosJson()))
+    test::WriteText(dir_ / "hf" / name, bytes);
+  using test::kBegin, test::kEnd, test::kHello;
+  WriteNanoGpt("all.bin", {kBegin, kHello, kEnd, kBegin, 'a', kEnd});
+  WriteNanoGpt("some.bin", {kBegin, kHello, kEnd, 'a', kEnd});
+  WriteNanoGpt("none.bin", {kHello, kEnd, 'a', kEnd});
+  for (const bool in_place : {false, true})
+    for (const std::string name : {"all", "some", "none"}) {
+      PrepareConfig config = Config(name + ".bin", Concat(name, in_place));
+      config.input.tokenizer = dir_ / "hf";
+      config.in_place = in_place;
+      PrepareTokenFiles(config);
+      const auto tokenizer = Dataset::Open(config.output.out).LoadTokenizer();
+      EXPECT_EQ(tokenizer->begins_with_bos(), name == "all") << name << " " << in_place;
+    }
 }
 
 // A split by content does not depend on the pieces in which a file is read.

@@ -7,6 +7,7 @@
 #include "data/sentencepiece_bridge.h"
 #include "data/sentencepiece_tokenizer.h"
 #include "data/small_datasets.h"
+#include "data/tokenizer_folder.h"
 #include "data/utf8.h"
 #include "interop/small_sentencepiece.h"
 #include "support/expect_error.h"
@@ -159,6 +160,32 @@ TEST(SentencePieceTest, SavedModelIsTheSame) {
   const auto loaded = LoadTokenizer(dir.path());
   EXPECT_EQ(loaded->kind(), "sentencepiece");
   EXPECT_EQ(loaded->Encode(kUnicode), tokenizer->Encode(kUnicode));
+}
+
+TEST(SentencePieceTest, TextsBeginWithBosIfTheirFolderSaysSo) {
+  SKIP_WITHOUT_SENTENCEPIECE();
+  const halflife::test::TempDir dir;
+  test::WriteText(dir / "hf/tokenizer.model",
+                  interop::test::SmallSentencePiece(true).SerializeAsString());
+  const auto find = [&] { return FindTokenizer(dir / "hf"); };
+  EXPECT_FALSE(find()->begins_with_bos());
+  test::WriteText(dir / "hf/tokenizer_config.json", R"({"add_bos_token": true})");
+  EXPECT_EQ(find()->EncodeText("a"), (std::vector<int32_t>{1, 259}));
+  std::filesystem::create_directory(dir / "run");
+  find()->Save(dir / "run");
+  EXPECT_EQ(LoadTokenizer(dir / "run")->EncodeText("a"), (std::vector<int32_t>{1, 259}));
+  // tokenizer.json comes first.
+  const auto write = [&](const char* name) {
+    test::WriteText(
+        dir / "hf/tokenizer.json",
+        Concat(R"({"model": {"type": "BPE", "byte_fallback": true}, "post_processor": )",
+               R"({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": ")", name,
+               R"("}}, {"Sequence": {"id": "A"}}]}})"));
+  };
+  write("</s>");
+  EXPECT_FALSE(find()->begins_with_bos());
+  write("<s>");
+  EXPECT_TRUE(find()->begins_with_bos());
 }
 
 TEST(SentencePieceTest, TrainingIsDeterministic) {

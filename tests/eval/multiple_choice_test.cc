@@ -7,6 +7,7 @@
 #include <cmath>
 #include <fstream>
 
+#include "data/small_bpe.h"
 #include "eval/scorer.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"
@@ -46,6 +47,17 @@ TEST(MultipleChoice, AnEmptyContextIsTheEndOfAText) {
   const EncodedPair pair = EncodePair(*tokenizer, " ", "c");
   EXPECT_EQ(pair.ids, (std::vector<int32_t>{tokenizer->eos_id(), ' ' + 3, 'c' + 3}));
   EXPECT_EQ(pair.num_context, 1u);
+}
+
+TEST(MultipleChoice, ContextsBeginWithBosIfTextsDo) {
+  namespace tokens = data::test;
+  const auto tokenizer = tokens::MakeBpe(tokens::SmallBpeWithBosJson());
+  const EncodedPair pair = EncodePair(*tokenizer, "a", " hello");
+  EXPECT_EQ(pair.ids, (std::vector<int32_t>{tokens::kBegin, 'a', tokens::kSpaceHello}));
+  EXPECT_EQ(pair.num_context, 2u);
+  const EncodedPair empty = EncodePair(*tokenizer, "", "hello");
+  EXPECT_EQ(empty.ids, (std::vector<int32_t>{tokens::kBegin, tokens::kHello}));
+  EXPECT_EQ(empty.num_context, 1u);
 }
 
 TEST(MultipleChoice, ALongContextLosesItsBeginning) {

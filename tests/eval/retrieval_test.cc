@@ -53,6 +53,16 @@ TEST(Passkey, IsHiddenAndAskedFor) {
   EXPECT_EQ(TextOf({prompt.targets.end() - 5, prompt.targets.end()}), "44310");
 }
 
+TEST(Passkey, ARowBeginsWithBosIfTextsDo) {
+  Needle needle = Passkey(0, 0);
+  const Prompt without = Hide(needle, Tokens(500, 50), 127, 0);
+  needle.begin = {7};
+  const Prompt prompt = Hide(needle, Tokens(500, 50), 128, 0);
+  EXPECT_EQ(prompt.inputs.front(), 7);
+  EXPECT_EQ(Tokens(prompt.inputs.begin() + 1, prompt.inputs.end()), without.inputs);
+  EXPECT_EQ(Tokens(prompt.targets.begin() + 1, prompt.targets.end()), without.targets);
+}
+
 TEST(Passkey, HasTheDigitsOfItsSample) {
   const auto digits = [](uint64_t seed, uint64_t sample) {
     return TextOf(AskedOf(Hide(Passkey(seed, sample), Tokens(500, 50), 200, 0)));
@@ -209,6 +219,7 @@ TEST_F(Haystacks, AreOneTextWithoutEnds) {
     begins.insert(text[0]);
   }
   EXPECT_EQ(begins.size(), 12u);
+  EXPECT_THAT(Haystack(view, 0, /*bos_id=*/105).Text(0, 30), testing::Not(testing::Contains(105)));
   EXPECT_NE(haystack.Text(0, 30), Haystack(view, 1).Text(0, 30));
 }
 
@@ -232,7 +243,9 @@ class Letters : public data::Tokenizer {
   }
   bool AppendBytes(int32_t, bool, std::string&) const override { return false; }
   bool keeps_invalid_bytes() const override { return true; }
-  std::map<std::string, std::string> Files() const override { return {}; }
+
+ protected:
+  std::map<std::string, std::string> FilesOfKind() const override { return {}; }
 
  private:
   std::string kind_ = "letters";

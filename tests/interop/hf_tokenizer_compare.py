@@ -1,6 +1,6 @@
 """Checks that transformers' AutoTokenizer gives the same ids for exported tokenizer folders, also for text
-with the names of special tokens. Special tokens must be in the vocabulary, chat templates must be kept, and
-halflife must give the same ids for the exported folder.
+with the names of special tokens. Special tokens must be in the vocabulary, chat templates must be kept, texts
+must begin with bos where they do in transformers, and halflife must give the same ids for the exported folder.
 
     hf_tokenizer_compare.py TOKENIZER_TOOL REPOSITORY
 """
@@ -13,6 +13,7 @@ import sys
 import tempfile
 
 import sentencepiece
+from tokenizers import Tokenizer, processors
 from transformers import AutoTokenizer
 
 import bpe_compare
@@ -122,6 +123,35 @@ def check_chat(folder, tool, scratch):
     return int(text != CHAT_TEXT) + int(ours != ids)
 
 
+BOS = "<|begin_of_text|>"
+
+
+def add_bos_template(folder):
+    """Makes texts of a byte-level BPE folder begin with bos, as Llama 3's do."""
+    path = str(folder / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(path)
+    tokenizer.add_special_tokens([BOS])
+    template = processors.TemplateProcessing(single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B",
+                                             special_tokens=[(BOS, tokenizer.token_to_id(BOS))])
+    tokenizer.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), template])
+    tokenizer.save(path)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": BOS, "eos_token": bpe_compare.EOS}))
+
+
+def check_bos(folder, tool, lines, scratch):
+    """Returns the number of faults in whole texts of `folder`, whose texts begin with bos, and of its export."""
+    exported = scratch / f"{folder.name}.bos"
+    exported.mkdir()
+    subprocess.run([tool, "export", folder, exported], check=True, capture_output=True)
+    theirs = AutoTokenizer.from_pretrained(exported)
+    wanted = [theirs(line).input_ids for line in lines]
+    faults = sum(ids[0] != theirs.bos_token_id for ids in wanted)
+    for ours in (folder, exported):
+        faults += sum(a != b for a, b in zip(encode(tool, ours, lines, scratch, "whole"), wanted, strict=True))
+    print(f"{folder.name}, texts from bos on: {len(lines)} lines, {faults} faults")
+    return faults
+
+
 def main():
     tool, repository = sys.argv[1:3]
     english = texts.english(repository)
@@ -144,6 +174,13 @@ def main():
             faults += check(name, tool, folder, 0, lines, scratch)
             faults += check_names(name, tool, folder, 0, scratch)
             faults += check_chat(folder, tool, scratch)
+        mistral = scratch / "mistral"
+        mistral.mkdir()
+        (mistral / "tokenizer.model").write_bytes((scratch / "bpe.model").read_bytes())
+        (mistral / "tokenizer_config.json").write_text('{"add_bos_token": true}')
+        add_bos_template(scratch / "llama3")
+        for folder in (mistral, scratch / "llama3"):
+            faults += check_bos(folder, tool, lines[:200] + [""], scratch)
     return 1 if faults else 0
 
 

@@ -91,6 +91,25 @@ TEST(HfTokenizerTest, SentencePieceComesBackFromItsModel) {
   EXPECT_EQ(loaded->Encode("half of memory"), tokenizer->Encode("half of memory"));
 }
 
+TEST(HfTokenizerTest, TextsStillBeginWithBos) {
+  std::vector<std::unique_ptr<data::Tokenizer>> tokenizers;
+  tokenizers.push_back(data::test::MakeBpe(data::test::SmallBpeWithBosJson()));
+#ifndef __SANITIZE_ADDRESS__
+  tokenizers.push_back(
+      data::MakeSentencePieceTokenizer(test::SmallSentencePiece(true).SerializeAsString()));
+  tokenizers.back()->set_begins_with_bos(true);
+#endif
+  for (const auto& tokenizer : tokenizers) {
+    SCOPED_TRACE(tokenizer->kind());
+    const halflife::test::TempDir dir;
+    WriteHfTokenizer(*tokenizer, dir.path());
+    const auto loaded = LoadHfTokenizer(dir.path());
+    EXPECT_TRUE(loaded->begins_with_bos());
+    EXPECT_EQ(loaded->EncodeText("abc"), tokenizer->EncodeText("abc"));
+    EXPECT_EQ(HfTokenizerFiles(*loaded), HfTokenizerFiles(*tokenizer));
+  }
+}
+
 TEST(HfTokenizerTest, ChatTemplatesOfAllKinds) {
   const data::ChatTemplates templates = {{"default", "{{ messages }}"}, {"rag", "r"}};
   std::vector<std::unique_ptr<data::Tokenizer>> tokenizers;

@@ -1,7 +1,8 @@
 // The program that the comparisons with other programs run:
-//   tokenizer_tool encode TOKENIZER IN OUT plain|parse
+//   tokenizer_tool encode TOKENIZER IN OUT plain|parse|whole
 //                                            each line of IN, a JSON string, becomes a line of OUT:
-//                                            {"ids": [1, 2], "text": what Decode makes of them}
+//                                            {"ids": [1, 2], "text": what Decode makes of them};
+//                                            whole: from its beginning, with bos if texts have it
 //   tokenizer_tool export TOKENIZER FOLDER   writes FOLDER's Hugging Face tokenizer files, and
 //                                            prints {"vocab_size": n, "bos": id, "eos": ..., "pad":
 //                                            ...}
@@ -24,12 +25,15 @@ namespace {
 using nlohmann::json;
 
 int Encode(const halflife::data::Tokenizer& tokenizer, const char* in_path, const char* out_path,
-           halflife::data::SpecialTokens special) {
+           const std::string& mode) {
+  using halflife::data::SpecialTokens;
+  const auto special = mode == "plain" ? SpecialTokens::kPlain : SpecialTokens::kParse;
   std::ifstream in(in_path);
   std::ofstream out(out_path);
   for (std::string line; std::getline(in, line);) {
+    const auto text = json::parse(line).get<std::string>();
     const std::vector<int32_t> ids =
-        tokenizer.Encode(json::parse(line).get<std::string>(), special);
+        mode == "whole" ? tokenizer.EncodeText(text, special) : tokenizer.Encode(text, special);
     out << json{{"ids", ids}, {"text", tokenizer.Decode(ids)}}.dump() << "\n";
   }
   return out.flush() ? 0 : 1;
@@ -73,10 +77,7 @@ int main(int argc, char** argv) {
   try {
     const std::string command = argc > 2 ? argv[1] : "";
     if (command == "encode" && argc == 6) {
-      using halflife::data::SpecialTokens;
-      const bool parse = std::string(argv[5]) == "parse";
-      return Encode(*halflife::data::OpenTokenizer(argv[2]), argv[3], argv[4],
-                    parse ? SpecialTokens::kParse : SpecialTokens::kPlain);
+      return Encode(*halflife::data::OpenTokenizer(argv[2]), argv[3], argv[4], argv[5]);
     }
     if (command == "export" && argc == 4) {
       return Export(*halflife::data::OpenTokenizer(argv[2]), argv[3]);

@@ -98,17 +98,13 @@ Json DescribeTokenizer(const fs::path& path) {
     files.push_back({{"file", name}, {"bytes", bytes.size()}});
   }
   const data::SpecialIds ids = tokenizer->special_ids();
-  return {{"tokenizer", tokenizer->kind()},
-          {"vocab_size", tokenizer->vocab_size()},
-          {"text_ids", num_text},
-          {"longest_text_bytes", longest},
-          {"bos_id", IdOrNull(ids.bos)},
-          {"eos_id", IdOrNull(ids.eos)},
-          {"pad_id", IdOrNull(ids.pad)},
-          {"unk_id", IdOrNull(ids.unk)},
-          {"keeps_invalid_bytes", tokenizer->keeps_invalid_bytes()},
-          {"hash", HashOf(*tokenizer)},
-          {"files", std::move(files)}};
+  return {
+      {"tokenizer", tokenizer->kind()}, {"vocab_size", tokenizer->vocab_size()},
+      {"text_ids", num_text},           {"longest_text_bytes", longest},
+      {"bos_id", IdOrNull(ids.bos)},    {"begins_with_bos", tokenizer->begins_with_bos()},
+      {"eos_id", IdOrNull(ids.eos)},    {"pad_id", IdOrNull(ids.pad)},
+      {"unk_id", IdOrNull(ids.unk)},    {"keeps_invalid_bytes", tokenizer->keeps_invalid_bytes()},
+      {"hash", HashOf(*tokenizer)},     {"files", std::move(files)}};
 }
 
 }  // namespace halflife::cli::inspect

@@ -269,7 +269,8 @@ class BpeTokenizer : public Tokenizer {
     return !text.empty();
   }
 
-  std::map<std::string, std::string> Files() const override {
+ protected:
+  std::map<std::string, std::string> FilesOfKind() const override {
     return {{kTokenizerJsonFile, json_}, {kTokenizerConfigFile, config_}};
   }
 
@@ -313,8 +314,12 @@ std::unique_ptr<Tokenizer> MakeBpeTokenizer(std::map<std::string, std::string> f
   std::string& json = files[kTokenizerJsonFile];
   BpeSpec spec = ReadTokenizerJson(json, name);
   const SpecialIds special = FindSpecialTokens(spec, name, files);
-  return std::make_unique<BpeTokenizer>(std::move(json), WithAddedEos(std::move(spec), special.eos),
-                                        special, name);
+  const bool begins_with_bos =
+      special.bos >= 0 && spec.tokens[static_cast<size_t>(special.bos)] == spec.template_begin;
+  auto tokenizer = std::make_unique<BpeTokenizer>(
+      std::move(json), WithAddedEos(std::move(spec), special.eos), special, name);
+  tokenizer->set_begins_with_bos(begins_with_bos);
+  return tokenizer;
 }
 
 }  // namespace halflife::data

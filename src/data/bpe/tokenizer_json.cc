@@ -73,6 +73,7 @@ class Reader {
     CheckDecoder(Field(root, "decoder"));
     ReadAddedTokens(Field(root, "added_tokens"));
     ReadPostProcessor(Field(root, "post_processor"), 0);
+    spec_.template_begin = BeginOfTemplate(Field(root, "post_processor"));
     return std::move(spec_);
   }
 
@@ -319,8 +320,7 @@ class Reader {
     }
   }
 
-  // Reads the post-processor only to find eos, the special token at the end of its template. Encode
-  // does not add special tokens around a text.
+  // Finds eos, the special token at the end of the post-processor's template.
   void ReadPostProcessor(const json& processor, size_t depth) {
     if (processor.is_null()) return;
     const std::string type = Type(processor);
@@ -358,6 +358,25 @@ int32_t BpeSpec::Find(std::string_view token) const {
 BpeSpec ReadTokenizerJson(std::string_view text, const std::string& name) {
   Reader reader(name);
   return reader.Read(reader.Parse(text));
+}
+
+std::string BeginOfTemplate(const json& post_processor) {
+  if (!post_processor.is_object()) return "";
+  if (const auto parts = post_processor.find("processors");
+      parts != post_processor.end() && parts->is_array()) {
+    for (const json& part : *parts)
+      if (std::string name = BeginOfTemplate(part); !name.empty()) return name;
+    return "";
+  }
+  const auto single = post_processor.find("single");
+  if (single == post_processor.end() || !single->is_array() || single->size() < 2) return "";
+  const json& first = single->at(0);
+  const json& second = single->at(1);
+  if (!first.is_object() || !second.is_object() || !second.contains("Sequence")) return "";
+  const auto special = first.find("SpecialToken");
+  if (special == first.end() || !special->is_object()) return "";
+  const auto id = special->find("id");
+  return id != special->end() && id->is_string() ? id->get<std::string>() : "";
 }
 
 bool IsByteLevelBpe(std::string_view text, const std::string& name) {

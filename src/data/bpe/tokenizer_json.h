@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -42,13 +43,18 @@ struct BpeSpec {
   bool nfc = false;                 // text is first normalized to form C
   std::vector<SplitStep> splits;
   std::vector<AddedToken> added;  // their contents are unique
-  std::string template_end;       // the last special token of the post-processor's template, or ""
+  // The special tokens at the ends of the post-processor's template, or "".
+  std::string template_begin, template_end;
 
   int32_t Find(std::string_view token) const;  // -1 if there is none; linear time
 };
 
 // Throws Error kData that names the file, the part and the supported alternative.
 BpeSpec ReadTokenizerJson(std::string_view json, const std::string& name);
+
+// Returns the special token with which a post_processor begins each text; "" if there is none, or
+// several.
+std::string BeginOfTemplate(const nlohmann::json& post_processor);
 
 // True if the file is for byte-level BPE. This decides between it and a sentencepiece model in the
 // same folder. Throws Error kData if the file is not a JSON object.

@@ -94,8 +94,8 @@ bool ExampleEncoder::Fit(std::vector<int32_t>& ids, const std::string& place) co
 
 Example ExampleEncoder::OfClass(std::string_view text, int32_t label,
                                 const std::string& place) const {
-  Example example = {.num_bytes = static_cast<int64_t>(text.size())};
-  tokenizer_.EncodeAppend(text, SpecialTokens::kPlain, example.ids);
+  Example example = {.ids = tokenizer_.EncodeText(text),
+                     .num_bytes = static_cast<int64_t>(text.size())};
   example.ids.push_back(tokenizer_.eos_id());
   const size_t whole = example.ids.size();
   if (!Fit(example.ids, place)) return {.dropped = true};
@@ -108,8 +108,8 @@ Example ExampleEncoder::OfClass(std::string_view text, int32_t label,
 
 Example ExampleEncoder::OfAnswer(std::string_view prompt, std::string_view answer,
                                  const std::string& place) const {
-  Example example = {.num_bytes = static_cast<int64_t>(prompt.size() + answer.size())};
-  tokenizer_.EncodeAppend(prompt, rules_.special_tokens, example.ids);
+  Example example = {.ids = tokenizer_.EncodeText(prompt, rules_.special_tokens),
+                     .num_bytes = static_cast<int64_t>(prompt.size() + answer.size())};
   const size_t answer_begin = example.ids.size();
   tokenizer_.EncodeAppend(answer, rules_.special_tokens, example.ids);
   example.ids.push_back(tokenizer_.eos_id());

@@ -128,7 +128,11 @@ EncodedChunk DocumentEncoder::Encode(TextChunk chunk) const {
     const size_t old_size = encoded.ids.size();
     const Hash128 content = document.begins ? ContentHash(document.text) : Hash128{};
     // In a dataset of text, eos is at the end of each document and nowhere else.
-    tokenizer_.EncodeAppend(document.text, SpecialTokens::kPlain, encoded.ids);
+    if (document.begins) {
+      tokenizer_.AppendText(document.text, SpecialTokens::kPlain, encoded.ids);
+    } else {
+      tokenizer_.EncodeAppend(document.text, SpecialTokens::kPlain, encoded.ids);
+    }
     tokenizer_.CountSpecialNames(document.text, encoded.special_names);
     if (document.ends) encoded.ids.push_back(tokenizer_.eos_id());
     encoded.documents.push_back(

@@ -57,7 +57,7 @@ struct EncodedDocument {
   Hash128 content;     // its ContentHash, if the document begins here
   Hash128 whole = {};  // the hash of all its text, with rules.hash_whole
   bool begins = true;
-  int64_t num_ids = 0;    // includes eos if the document ends here
+  int64_t num_ids = 0;    // includes bos if the document begins with it, and eos if it ends here
   int64_t num_bytes = 0;  // bytes of text
 };
 

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "core/log.h"
 #include "data/manifest.h"
 #include "data/prepare/document_encoder.h"
 #include "data/prepare/publish_dataset.h"
@@ -289,7 +290,7 @@ class TokenFilesRun {
     manifest.train = train.Finish();
     manifest.validation = validation.Finish();
     Check(manifest);
-    SaveTokenizer(*tokenizer_, folder, manifest);
+    SaveOwnTokenizer(folder, manifest);
     manifest.documents = Name(DocumentMode::kRecord);
     manifest.validation_input = held_out;
     manifest.validation_fraction = held_out ? 0 : config_.input.FractionOrUsual();
@@ -304,11 +305,26 @@ class TokenFilesRun {
     manifest.train = LinkSplit(folder, Split::kTrain, config_.input.paths);
     manifest.validation = LinkSplit(folder, Split::kValidation, config_.input.validation_paths);
     Check(manifest);
-    SaveTokenizer(*tokenizer_, folder, manifest);
+    SaveOwnTokenizer(folder, manifest);
     manifest.documents = Name(DocumentMode::kRecord);
     manifest.validation_input = !config_.input.validation_paths.empty();
     return manifest;
   }
+
+  // Texts of the dataset begin with bos only if all documents of the files do.
+  void SaveOwnTokenizer(const fs::path& folder, Manifest& manifest) const {
+    const int64_t documents =
+        manifest.train.info.num_documents + manifest.validation.info.num_documents;
+    if (tokenizer_->begins_with_bos() && num_with_bos_ < documents) {
+      if (num_with_bos_ > 0)
+        HL_WARN("prepare", num_with_bos_, " of ", documents,
+                " documents begin with bos, so prompts for models that train on them will not. Use "
+                "files in which all documents do, or none.");
+      tokenizer_->set_begins_with_bos(false);
+    }
+    SaveTokenizer(*tokenizer_, folder, manifest);
+  }
+  void CountBos(int32_t first_id) { num_with_bos_ += first_id == tokenizer_->special_ids().bos; }
 
   SplitRecord LinkSplit(const fs::path& folder, Split split,
                         const std::vector<std::string>& paths) {
@@ -370,8 +386,11 @@ class TokenFilesRun {
       offset += ids.size() * static_cast<uint64_t>(token_bytes);
       shard.num_tokens += std::ssize(ids);
       record.info.num_documents += std::ranges::count(ids, tokenizer_->eos_id());
-      for (const int32_t id : ids) record.info.num_bytes += bytes_of_[static_cast<size_t>(id)];
-      last = ids.back();
+      for (const int32_t id : ids) {
+        record.info.num_bytes += bytes_of_[static_cast<size_t>(id)];
+        if (last == tokenizer_->eos_id()) CountBos(id);
+        last = id;
+      }
       progress_.disk_bytes = before + file.num_bytes_read();
       config_.output.Report(progress_);
     }
@@ -421,6 +440,7 @@ class TokenFilesRun {
       if (!config_.input.validation_paths.empty()) held_out_.Add(split, content);
       writer_->BeginDocument();
       ++progress_.num_documents;
+      CountBos(pending_.front());
     }
     int64_t bytes = 0;
     for (const int32_t id : pending_) bytes += bytes_of_[static_cast<size_t>(id)];
@@ -456,6 +476,7 @@ class TokenFilesRun {
   const std::unique_ptr<Tokenizer> tokenizer_;
   std::vector<int64_t> bytes_of_;  // The bytes of text that each id represents.
   PrepareProgress progress_;
+  int64_t num_with_bos_ = 0;       // Documents.
   HeldOutContents held_out_;       // Only with validation files that are copied.
   std::vector<int32_t> pending_;   // Ids of the current document that were not written.
   ShardWriter* writer_ = nullptr;  // Null until the split of the current document is chosen.

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "data/batch.h"
+#include "data/small_bpe.h"
 #include "support/expect_error.h"
 
 namespace halflife::data {
@@ -49,6 +50,20 @@ TEST_F(Examples, OnlyTheAnswerIsAskedFor) {
   EXPECT_EQ(no_prompt.labels, (std::vector<int32_t>{'d' + 3, kEos, kNone}));
   const Example no_answer = Encoder(8).OfAnswer("ab", "", "f:1: ");
   EXPECT_EQ(no_answer.labels, (std::vector<int32_t>{kNone, kEos, kNone}));
+}
+
+TEST_F(Examples, BeginWithBosIfTextsDo) {
+  const auto tokenizer = test::MakeBpe(test::SmallBpeWithBosJson());
+  const ExampleEncoder encoder(*tokenizer, {.row_len = 8});
+  using test::kBegin, test::kEnd, test::kHello;
+  const Example of_class = encoder.OfClass("hello", 1, "");
+  EXPECT_EQ(of_class.ids, (std::vector<int32_t>{kBegin, kHello, kEnd}));
+  EXPECT_EQ(of_class.labels, (std::vector<int32_t>{1, kNone, kNone}));
+  const Example answer = encoder.OfAnswer("a", "hello", "");
+  EXPECT_EQ(answer.ids, (std::vector<int32_t>{kBegin, 'a', kHello, kEnd}));
+  EXPECT_EQ(answer.labels, (std::vector<int32_t>{kNone, kHello, kEnd, kNone}));
+  const Example no_prompt = encoder.OfAnswer("", "hello", "");
+  EXPECT_EQ(no_prompt.labels, (std::vector<int32_t>{kHello, kEnd, kNone}));
 }
 
 TEST_F(Examples, WhatNoRowHolds) {
