@@ -61,11 +61,8 @@ nlohmann::json ReadObject(const fs::path& path) {
   return object;
 }
 
-// Returns true if texts of a sentencepiece tokenizer begin with bos, as its folder says.
-bool BeginsWithBos(const fs::path& folder, const Tokenizer& tokenizer) {
-  const fs::path json = folder / kTokenizerJsonFile;
-  if (!IsFile(json)) return AddsBos(folder / kTokenizerConfigFile);
-  const nlohmann::json object = ReadObject(json);
+// Returns true if the template of a tokenizer.json begins each text with the tokenizer's bos.
+bool BeginsWithBos(const nlohmann::json& object, const Tokenizer& tokenizer) {
   const auto processor = object.find("post_processor");
   const std::string name = processor == object.end() ? "" : BeginOfTemplate(*processor);
   return !name.empty() && tokenizer.Encode(name, SpecialTokens::kParse) ==
@@ -80,8 +77,8 @@ void CheckIsNotAdded(const fs::path& from, const nlohmann::json& id, const std::
               " in the same folder, but only that file is read: ", token);
 }
 
-void CheckTokenizerJson(const fs::path& path, const Tokenizer& tokenizer) {
-  const nlohmann::json object = ReadObject(path);
+void CheckTokenizerJson(const fs::path& path, const nlohmann::json& object,
+                        const Tokenizer& tokenizer) {
   const auto added = object.find("added_tokens");
   if (added == object.end() || !added->is_array()) return;
   for (const auto& token : *added) {
@@ -127,10 +124,15 @@ std::unique_ptr<Tokenizer> FindTokenizer(const fs::path& folder) {
   }
   if (IsFile(model)) {
     std::unique_ptr<Tokenizer> tokenizer = OpenSentencePiece(model);
-    if (IsFile(json_path)) CheckTokenizerJson(json_path, *tokenizer);
+    if (IsFile(json_path)) {
+      const nlohmann::json object = ReadObject(json_path);
+      CheckTokenizerJson(json_path, object, *tokenizer);
+      tokenizer->set_begins_with_bos(BeginsWithBos(object, *tokenizer));
+    } else {
+      tokenizer->set_begins_with_bos(AddsBos(folder / kTokenizerConfigFile));
+    }
     if (const fs::path added = folder / kAddedTokensFile; IsFile(added))
       CheckAddedTokens(added, *tokenizer);
-    tokenizer->set_begins_with_bos(BeginsWithBos(folder, *tokenizer));
     tokenizer->set_chat_templates(ReadChatTemplates(folder));
     return tokenizer;
   }
