@@ -118,23 +118,15 @@ nlohmann::json Compare(const Options& o) {
   return result;
 }
 
-// Returns nanoseconds per token and head, forward + backward, for equal numbers of tokens.
-nlohmann::json CompareLengths(const Options& options) {
-  const std::vector<int64_t> lengths = {1024, 4096, 16384, 65536};
-  std::map<int64_t, Times> times;
-  for (int round = 0; round < options.rounds; ++round) {
-    for (const int64_t seq_len : lengths) {
-      Options o = options;
-      o.seq_len = seq_len;
-      o.batch = 65536 / seq_len;
-      TimeForm(Ours, Problem(o, at::kFloat), times[seq_len]);
-    }
-  }
-  nlohmann::json result = {{"kind", options.kind}, {"heads", options.heads}, {"dim", options.dim}};
-  const double tokens = 65536.0 * static_cast<double>(options.heads);
-  for (const int64_t seq_len : lengths)
-    result["ns_a_token_head"][std::to_string(seq_len)] = times[seq_len].both() * 1e6 / tokens;
-  result["longest_over_shortest"] = times[65536].both() / times[1024].both();
+nlohmann::json CompareLengths(Options o) {
+  constexpr int64_t kTokens = 65536;
+  nlohmann::json result = {{"kind", o.kind}, {"heads", o.heads}, {"dim", o.dim}};
+  const auto time = [&](int64_t seq_len, Times& times) {
+    o.seq_len = seq_len, o.batch = kTokens / seq_len;
+    TimeForm(Ours, Problem(o, at::kFloat), times);
+  };
+  SetCostsByLength(result, {1024, 4096, 16384, 65536}, o.rounds,
+                   static_cast<double>(kTokens * o.heads), time);
   return result;
 }
 

@@ -176,27 +176,17 @@ nlohmann::ordered_json Compare(const Options& o) {
   return result;
 }
 
-// Returns nanoseconds per token, forward + backward, for equal numbers of tokens.
 nlohmann::ordered_json CompareLengths(Options o) {
   constexpr int64_t kTokens = 16384;
-  const std::vector<int64_t> lengths = {512, 2048, 8192, 16384};
-  std::map<int64_t, std::vector<double>> times;
-  for (int round = 0; round < o.rounds + 1; ++round) {
-    if (round == 1) times.clear();
-    for (const int64_t seq_len : lengths) {
-      o.seq_len = seq_len, o.batch = kTokens / seq_len;
-      const Tensors in = MakeOperands(o, at::kCPU).leaves();
-      const at::Tensor dout = at::randn(in[2].sizes());
-      const Ours ours(o, at::kCPU);
-      ResultsOf(ours, in, dout);  // touches the memory
-      times[seq_len].push_back(Milliseconds(at::kCPU, [&] { ResultsOf(ours, in, dout); }));
-    }
-  }
   nlohmann::ordered_json result = {
       {"kind", o.kind}, {"heads", o.heads}, {"dim", o.dim}, {"threads", o.threads}};
-  for (const int64_t seq_len : lengths)
-    result["ns_a_token"][std::to_string(seq_len)] = Median(times[seq_len]) * 1e6 / kTokens;
-  result["longest_over_shortest"] = Median(times[lengths.back()]) / Median(times[lengths.front()]);
+  const auto time = [&](int64_t seq_len, Times& times) {
+    o.seq_len = seq_len, o.batch = kTokens / seq_len;
+    const Tensors in = MakeOperands(o, at::kCPU).leaves();
+    const Ours ours(o, at::kCPU);
+    TimeOnce([&] { return ours(in); }, in, at::randn(in[2].sizes()), times);
+  };
+  SetCostsByLength(result, {512, 2048, 8192, 16384}, o.rounds, kTokens, time);
   return result;
 }
 

@@ -133,28 +133,15 @@ nlohmann::json Compare(const Options& o) {
   return result;
 }
 
-// Returns nanoseconds per token and head, forward + backward, for equal numbers of tokens.
-nlohmann::json CompareLengths(const Options& options) {
-  const std::vector<int64_t> lengths = {512, 1024, 4096, 16384};
-  std::map<int64_t, Times> times;
-  for (int round = 0; round < options.rounds; ++round) {
-    for (const int64_t seq_len : lengths) {
-      Options o = options;
-      o.seq_len = seq_len;
-      o.batch = 16384 / seq_len;
-      TimeForm(Ours(o), Problem(o), times[seq_len]);
-    }
-  }
-  nlohmann::json result = {
-      {"kernel", options.kernel}, {"dim", options.dim}, {"dim_v", options.dim_v}};
-  const double tokens = 16384.0 * static_cast<double>(options.heads);
-  std::vector<double> costs;
-  for (const int64_t seq_len : lengths) {
-    costs.push_back(times[seq_len].both() * 1e6 / tokens);
-    result["ns_a_token_head"][std::to_string(seq_len)] = costs.back();
-  }
-  const auto [least, most] = std::minmax_element(costs.begin(), costs.end());
-  result["dearest_over_cheapest"] = *most / *least;
+nlohmann::json CompareLengths(Options o) {
+  constexpr int64_t kTokens = 16384;
+  nlohmann::json result = {{"kernel", o.kernel}, {"dim", o.dim}, {"dim_v", o.dim_v}};
+  const auto time = [&](int64_t seq_len, Times& times) {
+    o.seq_len = seq_len, o.batch = kTokens / seq_len;
+    TimeForm(Ours(o), Problem(o), times);
+  };
+  SetCostsByLength(result, {512, 1024, 4096, 16384}, o.rounds,
+                   static_cast<double>(kTokens * o.heads), time);
   return result;
 }
 

@@ -157,23 +157,14 @@ nlohmann::ordered_json Compare(const Options& o) {
   return result;
 }
 
-// Returns nanoseconds per token, forward + backward, for equal numbers of tokens.
 nlohmann::ordered_json CompareLengths(Options o) {
   constexpr int64_t kTokens = 16384;
-  const std::vector<int64_t> lengths = {512, 2048, 8192, 16384};
-  std::map<int64_t, Times> times;
-  for (int round = 0; round < o.rounds + 1; ++round) {
-    if (round == 1) times.clear();
-    for (const int64_t seq_len : lengths) {
-      o.seq_len = seq_len, o.batch = kTokens / seq_len;
-      TimeForm(Ours(o), MakeOperands(o, at::kCPU), at::randn({o.batch, o.seq_len, o.dim}),
-               times[seq_len]);
-    }
-  }
   nlohmann::ordered_json result = {{"kind", o.kind}, {"dim", o.dim}, {"threads", o.threads}};
-  for (const int64_t seq_len : lengths)
-    result["ns_a_token"][std::to_string(seq_len)] = times[seq_len].both() * 1e6 / kTokens;
-  result["longest_over_shortest"] = times[lengths.back()].both() / times[lengths.front()].both();
+  const auto time = [&](int64_t seq_len, Times& times) {
+    o.seq_len = seq_len, o.batch = kTokens / seq_len;
+    TimeForm(Ours(o), MakeOperands(o, at::kCPU), at::randn({o.batch, o.seq_len, o.dim}), times);
+  };
+  SetCostsByLength(result, {512, 2048, 8192, 16384}, o.rounds, kTokens, time);
   return result;
 }
 

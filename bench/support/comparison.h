@@ -62,6 +62,29 @@ void SetSpeedRatios(Json& result, const Times& ours, const std::map<std::string,
       fastest([](const Times& t) { return t.both(); }) / ours.both();
 }
 
+// Sets the cost of a token, forward + backward, in nanoseconds per unit (tokens, or tokens x heads),
+// by length, and the ratio of the longest to the shortest. time(seq_len, times) adds one round at
+// this length; all lengths have equally many units. The ratio is the median of the ratios within a
+// round, because the machine's speed changes between rounds. Every other round runs in reverse
+// order.
+template <typename Json>
+void SetCostsByLength(Json& result, std::vector<int64_t> lengths, int rounds, double units,
+                      const std::function<void(int64_t seq_len, Times& times)>& time) {
+  const int64_t shortest = lengths.front(), longest = lengths.back();
+  std::map<int64_t, Times> times;
+  std::vector<double> ratios;
+  for (int round = 0; round < rounds + 1; ++round) {
+    if (round == 1) times.clear(), ratios.clear();  // The first round is a warm-up.
+    for (const int64_t seq_len : lengths) time(seq_len, times[seq_len]);
+    ratios.push_back(times[longest].both_ms.back() / times[shortest].both_ms.back());
+    std::ranges::reverse(lengths);
+  }
+  for (const auto& [seq_len, of_length] : times)
+    result["ns_per_unit"][std::to_string(seq_len)] = of_length.both() * 1e6 / units;
+  result["longest_over_shortest"] = Median(ratios);
+  result["longest_over_shortest_quartiles"] = {Quantile(ratios, 0.25), Quantile(ratios, 0.75)};
+}
+
 // Prepares threads, heap and instruction set as a training run does, and prints the JSON text that
 // `report` returns. Returns the exit code. Every call of an operation allocates its results: with
 // this heap, which reuses freed memory, the loops are timed and not page faults.

@@ -28,7 +28,7 @@ namespace {
 constexpr double TokensPerKeptDeltaState(bool is_cuda) {
   return kernels::kDeltaCheckpointEvery * kernels::DefaultChunkSize(is_cuda);
 }
-// Added to the squared Euclidean norm, as in fla, and the least sum of channels that divides.
+// Added to the squared Euclidean norm, as in fla, and the smallest divisor of the norm by sum.
 constexpr double kDeltaNormEps = 1e-6;
 
 class DeltaRecurrence : public Recurrence {

@@ -25,7 +25,7 @@ struct DeltaForm {
   bool use_beta = true;  // beta_t = beta_scale sigmoid(W x_t) per value head; false: beta_scale
   // 2: beta is in (0, 2), and transitions may have negative eigenvalues (Grazzi et al., 2025).
   double beta_scale = 1;
-  // Divides q and k, which must not be negative, by the sum of their channels, instead of by their
+  // Divides q and k by the sum of the absolute values of their channels instead of by their
   // Euclidean norm. Then |k| <= 1.
   bool norm_by_sum = false;
   std::optional<SoftplusDecayForm> decay = {};  // of HV heads; absent: no decay
