@@ -22,12 +22,24 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Throws if a run will not record the metric of the tables. A run on a blend has validation metrics
+// only for each source and set.
+void RequireMetric(const std::string& metric, const train::RunConfig& config) {
+  const bool of_one_dataset = metric.starts_with("val_") && metric.find('/') == std::string::npos;
+  HL_CHECK_AS(
+      ExitCode::kUsage, !(config.data.is_blend() && of_one_dataset), "the summary's metric is ",
+      metric,
+      ", which a run on a blend does not have. Name a source or a set: summary { metric: \"",
+      metric, "/", config.data.sources.front().name, "\" }.");
+}
+
 // Returns the resolved recipe of a run. Error messages start with the name of the run.
 train::RunConfig RecipeOf(const SweepRequest& request, const Trial& trial) {
   const SweepFolder folder(request.folder);
   try {
     const train::RunConfig config = train::LoadRunConfig(
         request.config.recipes, WithDatasets(trial.overrides, folder.datasets()));
+    RequireMetric(request.config.summary.metric, config);
     train::RunConfig planned = config;
     train::CompleteForPlan(planned, nullptr, /*world_size=*/1);
     train::RequireRows(planned, model::LanguageModel(planned.model), nullptr);

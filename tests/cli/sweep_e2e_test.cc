@@ -106,6 +106,17 @@ TEST_F(Sweep, SweepsRunsAndEvaluationsShareAPage) {
              {"a picture does not show a sweep. Use --out report.html"});
 }
 
+TEST_F(Sweep, ABlendNeedsAMetricOfASource) {
+  std::string text = Text("set: \"data.source=[{ name: 'web' path: 'x' weight: 1 }]\"\n");
+  const std::string path = "set: \"data.path=dataset:made\" ";
+  text.erase(text.find(path), path.size());
+  std::ofstream(Path("blend.textproto")) << text;
+  ExpectExit(RunSweep("blend", "blend"), 2,
+             {"run mixer=gla,seed=1: the summary's metric is val_loss, which a run on a blend does "
+              "not have. Name a source or a set: summary { metric: \"val_loss/web\" }."});
+  EXPECT_FALSE(std::filesystem::exists(Path("blend")));
+}
+
 TEST_F(Sweep, UnderALauncherItsRunsAreNoRanksOfIt) {
   const std::vector<std::string> sweep = {
       kProgram, "sweep", "--config", Path("two.textproto"), "--out", Path("launched")};
