@@ -46,6 +46,7 @@ class LoadSession {
   void CleanUp();
 
  private:
+  void RequireNoOrigin() const;
   std::vector<fs::path> Candidates();
   Manifest FetchManifest(const fs::path& step_dir);
   void ReadArrays(const fs::path& step_dir, const Manifest& manifest);
@@ -72,10 +73,20 @@ void LoadSession::CleanUp() {
       HL_INFO("ckpt", "removing the unfinished attempt ", step.path.filename().string());
       MoveToTrash(dir_, step.path);
     }
+    RestoreLastStep(dir_);
     EmptyTrash(dir_);
     RemoveTemporaries(dir_);
     return std::string();
   });
+}
+
+// A run that began from another folder's step must not begin again from new weights.
+void LoadSession::RequireNoOrigin() const {
+  const std::string origin = ReadOrigin(dir_).string();
+  HL_CHECK_AS(ExitCode::kNoUsableCheckpoint, origin.empty(), "the run in ",
+              dir_.parent_path().string(), " began from ", origin,
+              " and has saved no step since. Start the same command with --resume path=", origin,
+              " (and with its --skip-data, if it had one), or use another run folder.");
 }
 
 void LoadSession::RefuseExisting() {
@@ -87,6 +98,7 @@ void LoadSession::RefuseExisting() {
     HL_CHECK_AS(ExitCode::kUsage, found == steps.end(), dir_.string(), " already holds ",
                 found == steps.end() ? "" : found->path.filename().string(),
                 "; a fresh start needs an empty run folder: use --resume auto, or another --run");
+    RemoveOrigin(dir_);
     return std::string();
   });
 }
@@ -96,14 +108,17 @@ void LoadSession::RefuseExisting() {
 std::vector<fs::path> LoadSession::Candidates() {
   const std::string names = OnRankZero(control_, {"ckpt_candidates", 0}, [&] {
     std::string published, others;
+    bool damaged = false;
     for (const StepDir& step : WithRetries([&] { return ListSteps(dir_); })) {
       const std::string name = step.path.filename().string();
       if (step.kind == StepDir::Kind::kPublished) {
         published += name + "\n";
       } else if (step.kind != StepDir::Kind::kTemporary) {
         others += (others.empty() ? "" : ", ") + name;
+        damaged = damaged || step.kind == StepDir::Kind::kBad;
       }
     }
+    if (published.empty() && !damaged) RequireNoOrigin();
     HL_CHECK_AS(ExitCode::kNoUsableCheckpoint, !published.empty() || others.empty(),
                 "no usable checkpoint in ", dir_.string(), ", only ", others,
                 "; restore a good step, or start afresh in another run folder");
@@ -198,7 +213,7 @@ LoadReport LoadSession::Try(const fs::path& step_dir, Passed* passed) {
     passed->step = manifest.state.step;
     passed->tokens = manifest.state.data.tokens;
     CheckAgreement(manifest, step_dir.filename().string(), expectation_, arena_);
-    if (expectation_.check_state) expectation_.check_state(manifest.state);
+    if (expectation_.check_state) expectation_.check_state(manifest.state, step_dir);
     ReadArrays(step_dir, manifest);
     return {
         .state = manifest.state, .path = step_dir, .own = false, .fell_back = false, .damage = {}};
@@ -275,6 +290,11 @@ LoadReport LoadSession::Exactly(const fs::path& step_dir) {
     std::error_code ignored;
     HL_CHECK_AS(ExitCode::kNoUsableCheckpoint, fs::exists(step_dir, ignored), "there is no ",
                 step_dir.string(), "; `halflife ckpt ls` lists the steps of a run");
+    HL_CHECK_AS(ExitCode::kUsage,
+                ParseStepName(step_dir) || fs::exists(step_dir / kManifestName, ignored),
+                step_dir.string(), " is not the folder of a step. Use a step in it, for example ",
+                (step_dir / "ckpt" / StepName(1200)).string(),
+                "; `halflife ckpt ls` lists the steps of a run");
     throw DamageError(Concat(step_dir.string(), " is damaged: ", passed.text,
                              "; a step that is asked for by name has no substitute, --resume auto "
                              "looks for the newest good one"));
@@ -291,6 +311,7 @@ void LoadSession::LeaveBranch(LoadReport& report) {
     const auto named = ParseStepName(report.path);
     if (!named || named->kind != StepDir::Kind::kPublished ||
         fs::weakly_canonical(report.path).parent_path() != fs::weakly_canonical(dir_)) {
+      WriteOrigin(dir_, report.path);
       SetAllAside(dir_, report.path);
       return std::string();
     }

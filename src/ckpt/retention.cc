@@ -28,11 +28,6 @@ std::optional<double> MetricOfGoodStep(const std::filesystem::path& step_dir,
   }
 }
 
-bool IsPinned(const std::filesystem::path& step_dir) {
-  std::error_code ignored;
-  return std::filesystem::exists(step_dir / "KEEP", ignored);
-}
-
 // Returns the newest step with the lowest metric, or nullopt if no step has the metric.
 std::optional<size_t> BestOf(const std::vector<std::optional<double>>& metrics) {
   std::optional<size_t> best;

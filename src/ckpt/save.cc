@@ -276,7 +276,9 @@ void SaveSession::SealAndPublish() {
 void SaveSession::MakeWay() {
   SetNewerAside(dir_, state_.step);
   for (const StepDir& step : ListPublished(dir_)) {
-    if (step.step == state_.step) replaced_ = MoveToTrash(dir_, step.path);
+    if (step.step != state_.step) continue;
+    if (IsPinned(step.path)) Pin(temporary_);
+    replaced_ = MoveToTrash(dir_, step.path);
   }
 }
 

@@ -21,6 +21,7 @@ using internal::ErrnoText;
 constexpr std::string_view kStepPrefix = "step_";
 constexpr std::string_view kTemporaryPrefix = ".tmp_step_";
 constexpr size_t kStepDigits = 12;
+constexpr char kKeepName[] = "KEEP", kOriginName[] = "ORIGIN", kTrashName[] = ".trash";
 
 void RenameDurably(const fs::path& from, const fs::path& to) {
   HL_CHECK_AS(ExitCode::kCheckpointIo, ::rename(from.c_str(), to.c_str()) == 0, "cannot rename ",
@@ -164,7 +165,7 @@ void SetAllAside(const fs::path& ckpt_dir, const fs::path& step_dir) {
 }
 
 fs::path MoveToTrash(const fs::path& ckpt_dir, const fs::path& victim) {
-  const fs::path trash = ckpt_dir / ".trash";
+  const fs::path trash = ckpt_dir / kTrashName;
   try {
     RemoveUnlessFolder(trash);
     fs::create_directory(trash);
@@ -177,13 +178,29 @@ fs::path MoveToTrash(const fs::path& ckpt_dir, const fs::path& victim) {
   return to;
 }
 
+void RestoreLastStep(const fs::path& ckpt_dir) {
+  std::error_code error;
+  if (!ListPublished(ckpt_dir).empty() || !fs::is_directory(ckpt_dir / kTrashName, error)) return;
+  std::optional<StepDir> newest;
+  fs::path trashed;
+  for (const fs::directory_entry& entry : fs::directory_iterator(ckpt_dir / kTrashName)) {
+    const auto step = ParseStepName(entry.path().stem());  // without the ending of MoveToTrash
+    if (!step || step->kind != StepDir::Kind::kPublished) continue;
+    if (!newest || step->step > newest->step) newest = step, trashed = entry.path();
+  }
+  if (!newest) return;
+  HL_WARN("ckpt", newest->path.string(),
+          " was being replaced when the program ended, and is the only step. It is restored.");
+  RestoreFromTrash(trashed, ckpt_dir / newest->path);
+}
+
 void RestoreFromTrash(const fs::path& trashed, const fs::path& step_dir) {
   RenameDurably(trashed, step_dir);
   FsyncDirectory(step_dir.parent_path(), ExitCode::kCheckpointIo);
 }
 
 void EmptyTrash(const fs::path& ckpt_dir) noexcept {
-  const fs::path trash = ckpt_dir / ".trash";
+  const fs::path trash = ckpt_dir / kTrashName;
   try {
     RemoveUnlessFolder(trash);
     if (!fs::exists(trash)) return;
@@ -195,6 +212,35 @@ void EmptyTrash(const fs::path& ckpt_dir) noexcept {
     HL_WARN("ckpt", "could not empty ", trash.string(),
             " (tried again at the next save): ", error.what());
   }
+}
+
+bool IsPinned(const fs::path& step_dir) {
+  std::error_code ignored;
+  return fs::exists(step_dir / kKeepName, ignored);
+}
+
+void Pin(const fs::path& step_dir) { WriteDurably(step_dir / kKeepName, ""); }
+
+void WriteOrigin(const fs::path& ckpt_dir, const fs::path& step_dir) {
+  std::error_code error;
+  fs::create_directories(ckpt_dir, error);
+  HL_CHECK_AS(ExitCode::kCheckpointIo, !error, "cannot create ", ckpt_dir.string(), ": ",
+              error.message());
+  AtomicWriteFile(ckpt_dir / kOriginName, step_dir.string() + "\n", ExitCode::kCheckpointIo);
+}
+
+fs::path ReadOrigin(const fs::path& ckpt_dir) {
+  std::error_code error;
+  if (!fs::exists(ckpt_dir / kOriginName, error)) return {};
+  std::string path = ReadFile(ckpt_dir / kOriginName, ExitCode::kCheckpointIo);
+  if (path.ends_with('\n')) path.pop_back();
+  return path;
+}
+
+void RemoveOrigin(const fs::path& ckpt_dir) {
+  std::error_code ignored;
+  if (fs::remove(ckpt_dir / kOriginName, ignored))
+    FsyncDirectory(ckpt_dir, ExitCode::kCheckpointIo);
 }
 
 void WriteLatest(const fs::path& ckpt_dir, const std::string& step_name, Hash128 manifest_hash) {

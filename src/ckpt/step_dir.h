@@ -7,6 +7,7 @@
 //   .trash/<name>                   being deleted
 //   LATEST                          a hint for people and scripts:
 //                                   "step_000000001200 <manifest hash>"
+//   ORIGIN                          the path of a step in another folder from which the run began
 #pragma once
 
 #include <cstdint>
@@ -37,6 +38,12 @@ std::optional<StepDir> ParseStepName(const std::filesystem::path& path);
 std::vector<StepDir> ListSteps(const std::filesystem::path& ckpt_dir);
 std::vector<StepDir> ListPublished(const std::filesystem::path& ckpt_dir);
 
+// Returns true if a person has put a file KEEP into the step. Such a step is never deleted, and a
+// step that replaces it is pinned as well.
+bool IsPinned(const std::filesystem::path& step_dir);
+// Pins an unpublished step.
+void Pin(const std::filesystem::path& step_dir);
+
 // Creates, writes, fsyncs and closes a new file.
 void WriteDurably(const std::filesystem::path& path, std::string_view bytes);
 
@@ -65,8 +72,18 @@ void RestoreFromTrash(const std::filesystem::path& trashed, const std::filesyste
 // Durably renames the path into .trash. Returns the new path.
 std::filesystem::path MoveToTrash(const std::filesystem::path& ckpt_dir,
                                   const std::filesystem::path& victim);
+// If no step is published, restores the newest one in .trash: a save that replaced it was
+// interrupted before it could publish the new one.
+void RestoreLastStep(const std::filesystem::path& ckpt_dir);
 // Deletes the contents of .trash. A failure is logged, and the next call tries again.
 void EmptyTrash(const std::filesystem::path& ckpt_dir) noexcept;
+
+// A run that continues from a step in another folder writes ORIGIN before it trains. As long as it
+// has saved no step of its own, it can only be started again from there, and not from new weights.
+void WriteOrigin(const std::filesystem::path& ckpt_dir, const std::filesystem::path& step_dir);
+// Returns an empty path if there is no ORIGIN.
+std::filesystem::path ReadOrigin(const std::filesystem::path& ckpt_dir);
+void RemoveOrigin(const std::filesystem::path& ckpt_dir);
 
 void WriteLatest(const std::filesystem::path& ckpt_dir, const std::string& step_name,
                  Hash128 manifest_hash);

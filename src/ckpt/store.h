@@ -62,9 +62,9 @@ struct Expectation {
   std::vector<std::string> allow_change;  // Names of fields that may differ.
   // Whether a field may differ although it is not in allow_change. Empty: none may.
   std::function<bool(const std::string& field)> may_differ = {};
-  // Throws if the run cannot continue from a state. Called on every rank before steps are renamed.
-  // Empty: no check.
-  std::function<void(const StepState&)> check_state = {};
+  // Throws if the run cannot continue from a step. Called on every rank before steps are renamed.
+  // Must not throw DamageError, which would mean that the step itself is damaged. Empty: no check.
+  std::function<void(const StepState&, const std::filesystem::path& step_dir)> check_state = {};
   uint64_t max_step = std::numeric_limits<uint64_t>::max();  // The run's last step: train.steps.
 };
 

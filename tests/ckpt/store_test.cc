@@ -418,11 +418,13 @@ TEST(StoreTest, RetentionNeverGoesBelowTwoGoodSteps) {
 TEST(StoreTest, SavingAStepAgainReplacesIt) {
   const TempDir run;
   SaveStep(run.path(), {.world = 1, .step = 10}, SmallSpecs());
+  std::ofstream(run / "ckpt/step_000000000010/KEEP") << "";
   const std::string before = ReadFile(run / "ckpt/LATEST", ExitCode::kInternal);
   SaveStep(run.path(), {.world = 2, .step = 10}, SmallSpecs());
   EXPECT_NE(ReadFile(run / "ckpt/LATEST", ExitCode::kInternal), before);
   EXPECT_THAT(ListCkpt(run.path()), ElementsAre("LATEST", "step_000000000010"));
   EXPECT_EQ(LoadStep(run.path(), 1, SmallSpecs())->state.mesh.world, 2);
+  EXPECT_TRUE(fs::exists(run / "ckpt/step_000000000010/KEEP")) << "the step stays pinned";
 }
 
 enum class NamedBy { kNumber, kPath, kPathWithSlash, kLink };
@@ -500,7 +502,7 @@ TEST(StoreTest, ASupersededStepCountsAsNotSaved) {
   EXPECT_FALSE(report.own);
   SaveStep(run.path(), {.step = 30}, SmallSpecs());
   EXPECT_THAT(ListCkpt(run.path()),
-              ElementsAre("LATEST", "step_000000000010.superseded", "step_000000000030",
+              ElementsAre("LATEST", "ORIGIN", "step_000000000010.superseded", "step_000000000030",
                           "step_000000000030.superseded"));
 }
 
@@ -511,13 +513,52 @@ TEST(StoreTest, ABranchFromAnotherFolderRenamesAllSteps) {
   for (const uint64_t step : {5, 20}) SaveStep(run.path(), {.step = step}, SmallSpecs());
   const fs::path from = other / "ckpt/step_000000000010";
   LoadStep(run.path(), 2, SmallSpecs(), ParseResume("path=" + from.string()));
-  EXPECT_THAT(ListCkpt(run.path()), ElementsAre("LATEST", "step_000000000005.superseded",
+  EXPECT_THAT(ListCkpt(run.path()), ElementsAre("LATEST", "ORIGIN", "step_000000000005.superseded",
                                                 "step_000000000020.superseded"));
   // If the run ends before its first save, it must not resume from the old steps.
   EXPECT_HL_ERROR(LoadStep(run.path(), 1, SmallSpecs()), ExitCode::kNoUsableCheckpoint,
-                  "only step_000000000020.superseded, step_000000000005.superseded");
+                  "began from ", "/ckpt/step_000000000010 and has saved no step since");
   SaveStep(run.path(), {.step = 15}, SmallSpecs());
   EXPECT_EQ(LoadStep(run.path(), 1, SmallSpecs())->state.step, 15u);
+}
+
+// A new run that continues another run's step must not begin from new weights if it ended before its
+// first save and is started without --resume path.
+TEST(StoreTest, ABranchWithoutAStepDoesNotStartAfresh) {
+  const TempDir run, other;
+  SaveStep(other.path(), {.step = 10}, SmallSpecs());
+  const auto from = ParseResume("path=" + fs::canonical(other / "ckpt/step_000000000010").string());
+  LoadStep(run.path(), 2, SmallSpecs(), from);
+  EXPECT_HL_ERROR(LoadStep(run.path(), 2, SmallSpecs()), ExitCode::kNoUsableCheckpoint,
+                  "the run in " + run.path().string() + " began from " + from.path.string() +
+                      " and has saved no step since. Start the same command with --resume path=" +
+                      from.path.string());
+  EXPECT_EQ(LoadStep(run.path(), 2, SmallSpecs(), from)->state.step, 10u);
+  // A fresh start that is asked for forgets the origin.
+  EXPECT_EQ(LoadStep(run.path(), 2, SmallSpecs(), ParseResume("none")), std::nullopt);
+  EXPECT_EQ(LoadStep(run.path(), 2, SmallSpecs()), std::nullopt);
+}
+
+TEST(StoreTest, ARunFolderIsNoStep) {
+  const TempDir run, other;
+  SaveStep(other.path(), {.step = 10}, SmallSpecs());
+  EXPECT_HL_ERROR(
+      LoadStep(run.path(), 1, SmallSpecs(), ParseResume("path=" + other.path().string())),
+      ExitCode::kUsage, " is not the folder of a step. Use a step in it, for example ",
+      "/ckpt/step_000000001200");
+}
+
+// A save that replaces a step moves it to the trash before it publishes the new one.
+TEST(StoreTest, TheOnlyStepIsRestoredIfItsReplacementWasInterrupted) {
+  const TempDir run;
+  SaveStep(run.path(), {.step = 10}, SmallSpecs());
+  MoveToTrash(run / "ckpt", run / "ckpt/step_000000000010");
+  EXPECT_EQ(LoadStep(run.path(), 2, SmallSpecs())->state.step, 10u);
+  SaveStep(run.path(), {.step = 20}, SmallSpecs());
+  MoveToTrash(run / "ckpt", run / "ckpt/step_000000000010");
+  EXPECT_EQ(LoadStep(run.path(), 2, SmallSpecs())->state.step, 20u);
+  EXPECT_THAT(ListCkpt(run.path()), ElementsAre("LATEST", "step_000000000020"))
+      << "deleted, because another step is there";
 }
 
 TEST(StoreTest, ASaveIsTheNewestStepOfItsFolder) {

@@ -197,6 +197,9 @@ void CheckLoop(const RunConfig& c, int world_size, Problems& problems) {
                    "train.stop_at_accuracy", t.stop_at_accuracy,
                    "0, or an objective that always has an accuracy: labelled, masked_token or "
                    "classification");
+  problems.Require(t.stop_at_accuracy == 0 || c.eval.every > 0 || c.eval.every_epochs > 0,
+                   "train.stop_at_accuracy", t.stop_at_accuracy,
+                   "0 without eval.every and eval.every_epochs");
   problems.Require(t.patience >= 0, "train.patience", t.patience, "a number >= 0 (0: off)");
   problems.Require(t.patience == 0 || c.eval.every > 0 || c.eval.every_epochs > 0, "train.patience",
                    t.patience, "0 without eval.every and eval.every_epochs");

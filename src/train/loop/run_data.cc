@@ -199,12 +199,26 @@ void RunData::Require(const RunConfig& config, const model::LanguageModel& model
               ".");
 }
 
+void RunData::RequireSameSources(const RunConfig& config, const ckpt::DataCursor& stored) const {
+  for (size_t i = 0; config.data.is_blend() && i < training_.size(); ++i) {
+    const std::string& name = config.data.sources[i].name;
+    const Hash128 hash = training_[i].info().hash;
+    const auto found = std::ranges::find(stored.blend, name, &ckpt::BlendCounter::corpus);
+    HL_CHECK_AS(ExitCode::kUsage, found == stored.blend.end() || found->dataset == hash,
+                SourceField(name), ": the dataset ", training_[i].folder().string(),
+                " has the hash ", ToHex(hash),
+                ", and the checkpoint has drawn rows of one with the hash ", ToHex(found->dataset),
+                ". Use that dataset, or give the other one a name of its own.");
+  }
+}
+
 std::unique_ptr<data::TokenSource> RunData::MakeSource(const RunConfig& config,
                                                        const data::TokenSourceConfig& source,
                                                        const ckpt::DataCursor* stored,
                                                        int64_t num_steps) {
   if (!config.data.is_blend())
     return std::make_unique<data::TokenSource>(training(), data::Split::kTrain, source);
+  if (stored != nullptr) RequireSameSources(config, *stored);
   // Stored sources keep their places, and new ones follow.
   std::vector<std::string> names;
   blend_hashes_.clear();
@@ -221,11 +235,6 @@ std::unique_ptr<data::TokenSource> RunData::MakeSource(const RunConfig& config,
       names.push_back(name);
       blend_hashes_.push_back(hash);
     }
-    HL_CHECK_AS(ExitCode::kUsage, blend_hashes_[found] == hash, SourceField(name), ": the dataset ",
-                training_[i].folder().string(), " has the hash ", ToHex(hash),
-                ", and the checkpoint has drawn rows of one with the hash ",
-                ToHex(blend_hashes_[found]),
-                ". Use that dataset, or give the other one a name of its own.");
   }
   std::vector<data::BlendSource> sources;
   std::vector<data::TokenView> views;

@@ -44,9 +44,12 @@ class RunData {
   // eval.split; the sources of a blend that have it; eval.set.
   std::vector<ValidationSet> ValidationSets(const RunConfig& config) const;
 
+  // Throws Error kUsage if the dataset of a blend's source is not the one that a checkpoint has
+  // drawn rows from.
+  void RequireSameSources(const RunConfig& config, const ckpt::DataCursor& stored) const;
   // Returns the training rows as a stream. For a blend, `stored` (null: a new run) has the segments
   // before step `num_steps`, from a checkpoint. If the recipe's weights differ there, a new segment
-  // begins at this step. Throws Error kUsage if the dataset of a source was exchanged.
+  // begins at this step. Throws as RequireSameSources.
   std::unique_ptr<data::TokenSource> MakeSource(const RunConfig& config,
                                                 const data::TokenSourceConfig& source,
                                                 const ckpt::DataCursor* stored, int64_t num_steps);

@@ -16,6 +16,11 @@ namespace halflife::train {
 
 namespace {
 
+constexpr char kAfterSpikes[] =
+    "Continue from an older step with --resume step=N and a lower optimizer.lr (with "
+    "--allow-change optimizer.lr), or train on with --set train.spike_sigmas=0 --allow-change "
+    "train.spike_sigmas.";
+
 void GuardSpikeByRollback(const RunConfig& config, uint64_t step, const StepResult& result,
                           ckpt::GuardState& guard) {
   const LoopConfig& train = config.train;
@@ -30,21 +35,19 @@ void GuardSpikeByRollback(const RunConfig& config, uint64_t step, const StepResu
               guard.spikes.size(), " in ", train.rollback_window,
               " steps, and the run has gone back ", guard.rollbacks,
               " times already (train.max_rollbacks). No checkpoint of this step was "
-              "written. Continue from an older step with --resume step=N and a lower optimizer.lr, "
-              "or with --set train.spike_sigmas=0 to train on.");
+              "written. ",
+              kAfterSpikes);
 }
 
 void GuardSpike(const RunConfig& config, uint64_t step, const StepResult& result,
                 ckpt::GuardState& guard) {
   if (config.train.max_rollbacks > 0) return GuardSpikeByRollback(config, step, result, guard);
-  HL_CHECK_AS(
-      ExitCode::kNonFinite,
-      guard.consecutive_skips <= static_cast<uint32_t>(config.train.max_skips), "step ", step,
-      ": the loss ", result.loss, " is ", config.train.spike_sigmas,
-      " standard deviations above the losses before (", guard.consecutive_skips,
-      " in a row; train.spike_sigmas, train.max_skips ", config.train.max_skips,
-      "). No checkpoint of this step was written. Continue from an older step with --resume "
-      "step=N and a lower optimizer.lr, or with --set train.spike_sigmas=0 to train on.");
+  HL_CHECK_AS(ExitCode::kNonFinite,
+              guard.consecutive_skips <= static_cast<uint32_t>(config.train.max_skips), "step ",
+              step, ": the loss ", result.loss, " is ", config.train.spike_sigmas,
+              " standard deviations above the losses before (", guard.consecutive_skips,
+              " in a row; train.spike_sigmas, train.max_skips ", config.train.max_skips,
+              "). No checkpoint of this step was written. ", kAfterSpikes);
 }
 
 }  // namespace
@@ -70,11 +73,17 @@ std::optional<uint64_t> StepToGoBackTo(const std::vector<ckpt::StepDir>& steps,
 std::string RollbackWarning(const RunConfig& config) {
   const ckpt::RetentionPolicy& kept = config.ckpt.store.retention;
   // The newest checkpoint may be one step old, and the first spike almost a window.
-  const int64_t steps = (kept.keep_last - 1) * config.ckpt.every;
+  const bool saves_best = config.ckpt.keeps_best_validation() && config.eval.every > 0;
+  const int64_t every =
+      saves_best ? std::min(config.ckpt.every, config.eval.every) : config.ckpt.every;
+  const int64_t steps = (kept.keep_last - 1) * every;
   if (config.train.max_rollbacks == 0 || kept.keep_every > 0 ||
       steps >= config.train.rollback_window - 1)
     return "";
   return Concat("ckpt.keep_last ", kept.keep_last, " and ckpt.every ", config.ckpt.every,
+                saves_best ? Concat(", with a save after each best validation (eval.every ",
+                                    config.eval.every, "),")
+                           : "",
                 " keep checkpoints that span ", steps, steps == 1 ? " step" : " steps",
                 ", and train.rollback_window is ", config.train.rollback_window,
                 ": a rollback may find none from before the spikes. Use a larger ckpt.keep_last.");
@@ -159,8 +168,9 @@ void GuardNonFinite(const RunConfig& config, uint64_t step, const StepResult& re
               config.train.on_nonfinite, "', train.max_skips ", config.train.max_skips,
               "). No checkpoint of this step was written. Use a lower optimizer.lr or ",
               config.optimizer.clip_norm > 0
-                  ? "a smaller optimizer.clip_norm."
-                  : "clip the gradient (optimizer.clip_norm is 0, off; 1 is usual).");
+                  ? "a smaller optimizer.clip_norm"
+                  : "clip the gradient (optimizer.clip_norm is 0, off; 1 is usual)",
+              ", and name the field with --allow-change.");
 }
 
 namespace {
@@ -213,7 +223,9 @@ std::string RateJumpWarning(const ResumedRate& rate, const std::string& kind, in
       ", stop this run and start it with ",
       rate.own ? Concat("--resume step=", rate.step, " ") : "",
       constant ? "" : "--set schedule.kind=constant ", phases ? "--set 'schedule.phase=[]' " : "",
-      "--set optimizer.lr=", lr, constant ? "" : " --allow-change schedule.kind",
+      rate.warming_up ? "--set schedule.warmup_steps=0 " : "", "--set optimizer.lr=", lr,
+      constant ? "" : " --allow-change schedule.kind",
+      rate.warming_up ? " --allow-change schedule.warmup_steps" : "",
       phases ? " --allow-change schedule.phase" : "", " --allow-change optimizer.lr.",
       rate.before_decay ? Concat(" To continue from before the decay, start it with --resume step=",
                                  *rate.before_decay, ".")

@@ -79,11 +79,12 @@ class TargetGuard {
 // its checkpoint. The rate jumps if the run was extended: a schedule that had decayed is then read
 // at an earlier point.
 struct ResumedRate {
-  int64_t step = 0;    // Steps that the checkpoint has done, at least 1.
-  double last = 0;     // Learning rate of the checkpoint's last step.
-  double planned = 0;  // Rate of this run's schedule for that step.
-  double next = 0;     // Rate of this run's schedule for the next step.
-  bool own = false;    // The checkpoint is in the run's own folder.
+  int64_t step = 0;         // Steps that the checkpoint has done, at least 1.
+  double last = 0;          // Learning rate of the checkpoint's last step.
+  double planned = 0;       // Rate of this run's schedule for that step.
+  double next = 0;          // Rate of this run's schedule for the next step.
+  bool own = false;         // The checkpoint is in the run's own folder.
+  bool warming_up = false;  // The next step is in the warm-up of this run's schedule.
   // If the checkpoint is in a wsd decay: the newest step in the run's folder from before it.
   std::optional<uint64_t> before_decay = {};
 };

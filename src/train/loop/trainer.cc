@@ -285,7 +285,10 @@ void Trainer::Resume(const TrainOptions& options) {
                 "Changing it would skip or repeat some. Start another run instead.");
   }
   allow_change_ = FieldsToChange(options.allow_change, CurrentState(false));
-  RequireStepsAreNotEpochs(config_, options.skip_data, 0);  // before newer steps are renamed
+  // Before newer steps are renamed:
+  RequireStepsAreNotEpochs(config_, options.skip_data, 0);
+  const data::Dataset& dataset = data_.training();
+  if (context_.rank() == 0 && dataset.info().has_tokenizer()) folder_.HasTokenizerOf(dataset);
   // After the first attempt that has removed a list, its checkpoints do not have the fields either.
   const auto loaded = Load(options.resume, [&](const std::string& field) {
     return IsOfList(field) && std::ranges::count(options.allow_change, field) > 0;
@@ -331,16 +334,8 @@ std::optional<ckpt::LoadReport> Trainer::Load(
                     .trajectory_defaults = TrajectoryFields(RunConfig()),
                     .allow_change = allow_change_,
                     .may_differ = may_differ,
-                    .check_state =
-                        [this, &request](const ckpt::StepState& state) {
-                          RequireStepsAreNotEpochs(config_, 0, SkippedSteps(state));
-                          // Newer steps are renamed only if the reference is usable.
-                          if (request.mode == ckpt::ResumeMode::kStep &&
-                              config_.train.preference.is_on()) {
-                            Reference reference = EmptyReference(state.run_id);
-                            ReadReference(folder_.path(), reference);
-                          }
-                        },
+                    .check_state = [this](const auto& state,
+                                          const auto& step) { RequireRunOfStep(state, step); },
                     .max_step = static_cast<uint64_t>(config_.train.steps)},
                    loaded_ ? loaded_->View() : InPlaceArena(),
                    loaded_ ? [this] { loaded_->Allocate(); return loaded_->View(); }
@@ -356,6 +351,18 @@ std::optional<ckpt::LoadReport> Trainer::Load(
   }
   loaded_.reset();
   return loaded;
+}
+
+// Throws if something that the run needs besides the step is missing or of another run. This is
+// found before newer steps are renamed.
+void Trainer::RequireRunOfStep(const ckpt::StepState& state, const std::filesystem::path& step) {
+  RequireStepsAreNotEpochs(config_, 0, SkippedSteps(state));
+  data_.RequireSameSources(config_, state.data);
+  if (lora_) FindLoraBase(step, folder_.path(), state.run_id);
+  if (config_.train.preference.is_on()) {
+    Reference reference = EmptyReference(state.run_id);
+    ReadReference(FolderOfReference(ckpt::RunOfStep(step), folder_.path()), reference);
+  }
 }
 
 uint64_t Trainer::SkippedSteps(const ckpt::StepState& state) const {
@@ -617,6 +624,7 @@ void Trainer::WarnOfSchedule() const {
       .planned = runner_->LearningRate(step - 1),
       .next = runner_->LearningRate(step),
       .own = save_policy_.IsSaved(step),
+      .warming_up = schedule.kind != "phases" && step < schedule.warmup_steps,
       .before_decay = NewestBeforeDecay(state_.trajectory, state_.step,
                                         ckpt::ListPublished(folder_.path() / "ckpt"))};
   const std::string warning = RateJumpWarning(rate, schedule.kind, config_.train.steps);
@@ -745,8 +753,8 @@ std::string Trainer::AfterFailedSave() const {
       "The run stops: with ckpt.on_error 'warn' training goes on after one failed save, but not "
       "after two in a row or a failed last save. Free space on the disk of ",
       (folder_.path() / "ckpt").string(), " or repair it, then start the same command again",
-      WithResumeAuto(), ": it continues from ",
-      saved < 0 ? "where this run began, because no step was saved." : Concat("step ", saved, "."));
+      saved < 0 ? ": it continues from where this run began, because no step was saved."
+                : Concat(WithResumeAuto(), ": it continues from step ", saved, "."));
 }
 
 void Trainer::AwaitSave() {

@@ -73,6 +73,7 @@ class Trainer {
   void RollBack();
   ckpt::LoadReport LoadBeforeSpikes(std::vector<ckpt::StepDir>& steps);
   // Returns the number of steps whose data the run of a checkpoint has left out.
+  void RequireRunOfStep(const ckpt::StepState& state, const std::filesystem::path& step);
   uint64_t SkippedSteps(const ckpt::StepState& state) const;
   uint64_t DataStep() const { return state_.step + skipped_steps_; }
   void Start(const TrainOptions& options);

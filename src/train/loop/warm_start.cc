@@ -205,24 +205,48 @@ void WriteLoraBase(const fs::path& run, const std::vector<dist::ParamSpec>& spec
                          });
 }
 
-void CopyLoraBase(const fs::path& step, const fs::path& run, const std::string& run_id) {
-  const fs::path run_of_step = ckpt::RunOfStep(step), from = run_of_step / ckpt::kLoraBaseFolder,
-                 to = run / ckpt::kLoraBaseFolder;
+namespace {
+
+// Returns the id of the run whose base weights a folder has; empty: it has none. Damage to the base
+// is no damage to the step, so it is not thrown as a DamageError.
+std::string RunOfLoraBase(const fs::path& folder) {
   std::error_code error;
-  if (fs::exists(to / "manifest.pb", error)) {
-    const std::string present = ckpt::StepReader::Open(to).state().run_id;
-    if (present == run_id) return;
-    fs::rename(to, fs::path(to) += "." + present, error);  // the base of steps that were set aside
-    HL_CHECK_AS(ExitCode::kCheckpointIo, !error, "cannot rename ", to.string(), ": ",
-                error.message(), ". Rename it yourself, and start the command again.");
+  if (!fs::exists(folder / "manifest.pb", error)) return "";
+  try {
+    return ckpt::StepReader::Open(folder).state().run_id;
+  } catch (const Error& damage) {
+    HL_FAIL(ExitCode::kNoUsableCheckpoint, damage.message());
   }
+}
+
+}  // namespace
+
+fs::path FindLoraBase(const fs::path& step, const fs::path& run, const std::string& run_id) {
+  const fs::path run_of_step = ckpt::RunOfStep(step), from = run_of_step / ckpt::kLoraBaseFolder;
+  if (RunOfLoraBase(run / ckpt::kLoraBaseFolder) == run_id) return run / ckpt::kLoraBaseFolder;
   HL_CHECK_AS(ExitCode::kNoUsableCheckpoint, !run_of_step.empty(), step.string(),
               " has only the LoRA weights of a run. The base weights are in the run's folder ",
               ckpt::kLoraBaseFolder, "/, and this step is not in a run. Use the step within the ",
               "run's folder.");
-  HL_CHECK_AS(ExitCode::kNoUsableCheckpoint, fs::exists(from / "manifest.pb", error), step.string(),
+  const std::string present = RunOfLoraBase(from);
+  HL_CHECK_AS(ExitCode::kNoUsableCheckpoint, !present.empty(), step.string(),
               " has only the LoRA weights of a run, and ", from.string(),
               " with its base weights is missing. Restore that folder.");
+  HL_CHECK_AS(ExitCode::kNoUsableCheckpoint, present == run_id, from.string(),
+              " has the base weights of another run. Restore the folder ", ckpt::kLoraBaseFolder,
+              " of the run whose step is resumed.");
+  return from;
+}
+
+void CopyLoraBase(const fs::path& step, const fs::path& run, const std::string& run_id) {
+  const fs::path from = FindLoraBase(step, run, run_id), to = run / ckpt::kLoraBaseFolder;
+  if (from == to) return;
+  std::error_code error;
+  if (const std::string present = RunOfLoraBase(to); !present.empty()) {
+    fs::rename(to, fs::path(to) += "." + present, error);  // the base of steps that were set aside
+    HL_CHECK_AS(ExitCode::kCheckpointIo, !error, "cannot rename ", to.string(), ": ",
+                error.message(), ". Rename it yourself, and start the command again.");
+  }
   const fs::path part = fs::path(to) += ".tmp";  // a copy that was interrupted is no base
   fs::remove_all(part, error);
   fs::copy(from, part, fs::copy_options::recursive, error);

@@ -61,9 +61,13 @@ WarmStartReport WarmStart(const ckpt::WeightSource& source, const WarmStartRules
 // Throws Error kCheckpointIo.
 void WriteLoraBase(const std::filesystem::path& run, const std::vector<dist::ParamSpec>& specs,
                    const StartValues& values, const ckpt::StepState& state);
-// Copies the base of the run that contains `step` if `run` does not have that of `run_id`: a run
-// that continues another run's step. A base of another run is renamed. Throws Error
-// kNoUsableCheckpoint if there is none to copy.
+// Returns the folder with the base weights of run `run_id`, one of whose steps is `step`: that of
+// `run`, or that of the run that contains the step. Throws Error kNoUsableCheckpoint if neither has
+// it.
+std::filesystem::path FindLoraBase(const std::filesystem::path& step,
+                                   const std::filesystem::path& run, const std::string& run_id);
+// Copies the base that FindLoraBase returns into `run`, if it is not there: a run that continues
+// another run's step. A base of another run is renamed.
 void CopyLoraBase(const std::filesystem::path& step, const std::filesystem::path& run,
                   const std::string& run_id);
 

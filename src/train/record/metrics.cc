@@ -141,8 +141,8 @@ void Metrics::Step(int64_t step, const StepResult& result) {
                                  {"exposed_comm_ms", 1e3 * result.exposed_comm_seconds()},
                                  {"exposed_grad_ms", 1e3 * result.exposed_grad_seconds},
                                  {"exposed_param_ms", 1e3 * result.exposed_param_seconds},
-                                 {"exposed_rows_ms", 1e3 * result.exposed_rows_seconds},
-                                 {"z_loss", result.z_loss}};
+                                 {"exposed_rows_ms", 1e3 * result.exposed_rows_seconds}};
+  if (!result.rewards) line["z_loss"] = result.z_loss;  // pairs have no z-loss
   if (result.rewards) {
     line["reward_chosen"] = result.rewards->chosen;
     line["reward_rejected"] = result.rewards->rejected;

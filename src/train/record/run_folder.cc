@@ -94,13 +94,18 @@ void RunFolder::WriteConfig(const std::string& text) const {
   AtomicWriteFile(path_ / "config.textproto", text, ExitCode::kEnvironment);
 }
 
-void RunFolder::CopyTokenizer(const data::Dataset& dataset) const {
+bool RunFolder::HasTokenizerOf(const data::Dataset& dataset) const {
   const fs::path target = path_ / "tokenizer";
   std::error_code error;
-  if (fs::exists(fs::symlink_status(target, error))) {
-    data::RequireSameTokens(dataset, *data::LoadTokenizer(target), path_.string());
-    return;
-  }
+  if (!fs::exists(fs::symlink_status(target, error))) return false;
+  data::RequireSameTokens(dataset, *data::LoadTokenizer(target), path_.string());
+  return true;
+}
+
+void RunFolder::CopyTokenizer(const data::Dataset& dataset) const {
+  if (HasTokenizerOf(dataset)) return;
+  const fs::path target = path_ / "tokenizer";
+  std::error_code error;
   const fs::path temporary = path_ / ("tokenizer.tmp-" + attempt_);
   fs::create_directories(temporary, error);
   HL_CHECK_AS(ExitCode::kEnvironment, !error, "cannot create ", temporary.string(), ": ",

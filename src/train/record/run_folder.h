@@ -52,7 +52,10 @@ class RunFolder {
 
   // Rank 0 only.
   void WriteConfig(const std::string& text) const;
-  void CopyTokenizer(const data::Dataset& dataset) const;
+  // Returns false if the folder has no tokenizer. Throws Error kUsage if it has that of another
+  // dataset, so that the folder belongs to another run.
+  bool HasTokenizerOf(const data::Dataset& dataset) const;
+  void CopyTokenizer(const data::Dataset& dataset) const;  // Throws as HasTokenizerOf.
   void WriteHeartbeat(int64_t step, const char* phase) const;
   void WriteDone(int64_t step) const;
   // Call if the run continues: with more steps, or from an older checkpoint.

@@ -1,6 +1,7 @@
 // Checks when steps with non-finite values are skipped and when the run stops.
 #include "train/loop/run_guards.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -9,6 +10,8 @@
 
 namespace halflife::train {
 namespace {
+
+using testing::HasSubstr;
 
 RunConfig Config(const std::string& on_nonfinite, int max_skips) {
   RunConfig config;
@@ -110,6 +113,13 @@ TEST(SpikeGuard, WarnsIfCheckpointsAreDeletedBeforeARollbackNeedsThem) {
   // At step 251, the spikes are at 152 or later, and steps 150, 200 and 250 are kept.
   config.ckpt.every = 50;
   EXPECT_EQ(RollbackWarning(config), "");
+  // Saves of the best validation count as well.
+  config.ckpt.store.retention.keep_best = "val_loss";
+  config.eval.every = 10;
+  EXPECT_THAT(RollbackWarning(config),
+              HasSubstr("ckpt.every 50, with a save after each best validation (eval.every 10), "
+                        "keep checkpoints that span 20 steps"));
+  config.ckpt.store.retention.keep_best = "";
   config.ckpt.every = 5;
   config.ckpt.store.retention.keep_every = 50;
   EXPECT_EQ(RollbackWarning(config), "");

@@ -69,6 +69,15 @@ TEST(RateJump, AConstantScheduleNeedsAnotherRateOnly) {
   EXPECT_THAT(warning, Not(HasSubstr("schedule.kind")));
 }
 
+// A constant schedule has a warm-up, too.
+TEST(RateJump, AWarmUpIsTurnedOffToKeepTheRate) {
+  EXPECT_THAT(
+      RateJumpWarning({.step = 9, .last = 1e-3, .planned = 2e-4, .next = 3e-4, .warming_up = true},
+                      "constant", 20),
+      HasSubstr("--set schedule.warmup_steps=0 --set optimizer.lr=0.001 --allow-change "
+                "schedule.warmup_steps --allow-change optimizer.lr."));
+}
+
 TEST(RateJump, AScheduleOfPhasesIsReplacedAsAWhole) {
   const std::string warning =
       RateJumpWarning({.step = 9, .last = 1e-3, .planned = 2e-3, .next = 2e-3}, "phases", 20);

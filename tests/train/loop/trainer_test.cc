@@ -303,11 +303,15 @@ TEST_F(BlendTest, WeightsAndSourcesMayChangeAtAResume) {
   EXPECT_EQ(cursor.segments[1].first_sample, 32u);
   EXPECT_EQ(cursor.segments[1].base, (std::vector<uint64_t>{before[0], before[1], 0}));
   // The same name with other data would not continue its rows.
-  EXPECT_HL_ERROR(Train({.set = with({{"more", "data"}, {"web", "data", "weight:3"}}, "9"),
-                         .data = "",
-                         .allow_change = both}),
-                  ExitCode::kUsage, "data.source 'more': the dataset ",
-                  "Use that dataset, or give");
+  for (const char* resume : {"auto", "step=4"}) {
+    EXPECT_HL_ERROR(Train({.set = with({{"web", "other"}, {"more", "other"}}, "9"),
+                           .data = "",
+                           .resume = resume,
+                           .allow_change = both}),
+                    ExitCode::kUsage, "data.source 'web': the dataset ",
+                    "Use that dataset, or give");
+    EXPECT_NO_THROW(CursorOf(8)) << "newer steps are renamed only if the run can continue";
+  }
 }
 
 TEST_F(BlendTest, ImpossibleBlendsAreRefused) {

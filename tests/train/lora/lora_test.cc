@@ -324,6 +324,11 @@ TEST_F(LoraRun, Refuses) {
   fs::copy(dir_ / "another/base", dir_ / "lora/base");
   EXPECT_HL_ERROR(ckpt::WeightsOfStep(Step("lora")), ExitCode::kNoUsableCheckpoint,
                   "has the base weights of another run than");
+  // A run with steps keeps them if the step that it should continue has no usable base.
+  EXPECT_HL_ERROR(
+      Train({.folder = "another", .set = kLora, .resume = Concat("path=", step.string())}),
+      ExitCode::kNoUsableCheckpoint, "lora/base has the base weights of another run. Restore");
+  EXPECT_NO_THROW(Step("another"));
 }
 
 // Frozen weights have no gradients and no optimizer states.
