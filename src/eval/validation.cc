@@ -371,6 +371,7 @@ ValidationResult Validate(const model::LanguageModel& model, const data::TokenVi
     const auto numbers = std::span(rows).subspan(static_cast<size_t>(first), count);
     ScoreRows(model, ReadRows(tokens, config, numbers), !predicts_text, config, first, sums);
     if (control.rank() == 0) log.Add(static_cast<int64_t>(count));
+    if (config.on_batch) config.on_batch();
   }
   if (config.equal_passes)
     RunMorePasses(model, tokens, config, rows,

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -59,6 +60,7 @@ struct ValidationConfig {
   // If true, all ranks make the same number of forward passes, because they exchange weights in
   // each. A rank that runs out of rows repeats its first one and drops the result.
   bool equal_passes = false;
+  std::function<void()> on_batch = nullptr;  // Called after each forward pass of this rank's rows.
 };
 // The score of the rows of one part of a split: a segment of labelled rows, or a source of text. A
 // row that spans two sources counts for the source of its first token.

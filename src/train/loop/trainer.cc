@@ -633,6 +633,15 @@ void Trainer::WarnOfSchedule() const {
 
 void Trainer::Heartbeat(const char* phase) {
   context_.flight().EnterPhase(phase, static_cast<int64_t>(state_.step));
+  WriteHeartbeat(phase);
+}
+
+void Trainer::RefreshHeartbeat(const char* phase) {
+  constexpr double kSeconds = 10;
+  if (heartbeat_clock_.Seconds() > kSeconds) WriteHeartbeat(phase);
+}
+
+void Trainer::WriteHeartbeat(const char* phase) {
   heartbeat_clock_.Restart();
   if (context_.rank() != 0) return;
   try {
@@ -646,8 +655,9 @@ void Trainer::Heartbeat(const char* phase) {
 SetResult Trainer::ScorePairs(const ValidationSet& set) {
   const int64_t available = data::NumWindows(set.tokens, config_.data.seq_len);
   const std::vector<int64_t> rows = eval::ChooseWindows(set.num_windows, available);
-  const AnswerScores scores =
-      ScoreAnswers(model_, set.tokens, rows, ScoringOfPairs(), context_.control());
+  ScoringConfig scoring = ScoringOfPairs();
+  scoring.on_batch = [this] { RefreshHeartbeat("validate"); };
+  const AnswerScores scores = ScoreAnswers(model_, set.tokens, rows, scoring, context_.control());
   const ComparedRows compared =
       CompareRows(config_.train.preference, set.tokens, config_.data.seq_len, rows, scores,
                   reference_.splits.at(data::SplitOf(config_.eval.split)));
@@ -669,7 +679,8 @@ SetResult Trainer::ScoreText(const ValidationSet& set) {
                                     .num_windows = set.num_windows,
                                     .batch = config_.train.micro_batch,
                                     .parallel = runner_->parallel(),
-                                    .equal_passes = config_.parallel.zero_stage == 3},
+                                    .equal_passes = config_.parallel.zero_stage == 3,
+                                    .on_batch = [this] { RefreshHeartbeat("validate"); }},
                                    context_.control())};
 }
 

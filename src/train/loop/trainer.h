@@ -101,7 +101,11 @@ class Trainer {
   StepResult TakeStep();
   StepResult RunStep(const StepScalars& flags);
   void LogWaits() const;
-  void Heartbeat(const char* phase);
+  void Heartbeat(const char* phase);  // At the beginning of a phase.
+  // Within a phase that may take longer than a heartbeat is valid (run_lock.h). The phase goes on
+  // for the watchdog.
+  void RefreshHeartbeat(const char* phase);
+  void WriteHeartbeat(const char* phase);
   void RunValidation();
   SetResult Score(const ValidationSet& set);
   void ShowSampleText();
