@@ -32,10 +32,17 @@ std::chrono::steady_clock::duration Seconds(double seconds) {
 // the caller accepts no more, before the connections have ended.
 class ConnectionThreads : public httplib::TaskQueue {
  public:
+  // Throws the error of StartThread.
   ConnectionThreads(int count, std::function<void()> on_shutdown)
       : count_(static_cast<size_t>(count)), on_shutdown_(std::move(on_shutdown)) {
-    for (int i = 0; i < count; ++i) threads_.push_back(StartThread([this] { Work(); }));
+    try {
+      for (int i = 0; i < count; ++i) threads_.push_back(StartThread([this] { Work(); }));
+    } catch (...) {
+      StopAndJoin();
+      throw;
+    }
   }
+  ~ConnectionThreads() override { StopAndJoin(); }
   void enqueue(std::function<void()> task) override {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return tasks_.size() < count_; });
@@ -45,15 +52,19 @@ class ConnectionThreads : public httplib::TaskQueue {
   }
   void shutdown() override {
     on_shutdown_();
+    StopAndJoin();
+  }
+
+ private:
+  void StopAndJoin() {
     {
       const std::lock_guard lock(mutex_);
       stopped_ = true;
     }
     changed_.notify_all();
     for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
   }
-
- private:
   void Work() {
     while (true) {
       std::unique_lock lock(mutex_);
@@ -180,13 +191,7 @@ void HttpConnection::get_local_ip_and_port(std::string& ip, int& port) const {
 
 HttpServer::HttpServer(const HttpLimits& limits, const ErrorBody& error_body)
     : limits_(limits), error_body_(error_body) {
-  new_task_queue = [this] {
-    return new ConnectionThreads(limits_.max_connections, [this] {
-      // The library marks the socket as invalid only in stop(). When accept() fails for another
-      // reason than too many open files of this process, it closes the socket and ends its loop.
-      accept_failed_ = svr_sock_ != INVALID_SOCKET;
-    });
-  };
+  new_task_queue = [this] { return threads_.release(); };
   set_tcp_nodelay(true);
   // The library only announces these limits to clients. process_and_close_socket() enforces them.
   set_keep_alive_timeout(static_cast<time_t>(limits_.idle_seconds));
@@ -351,7 +356,7 @@ bool HttpServer::process_and_close_socket(socket_t socket) {
   return !closed;
 }
 
-int HttpServer::Bind(const std::string& host, int port) {
+int HttpServer::BindSocket(const std::string& host, int port) {
   const int bound = port == 0 ? bind_to_any_port(host) : bind_to_port(host, port) ? port : -1;
   HL_CHECK_AS(ExitCode::kEnvironment, bound > 0, "cannot listen at ", host, ":", port,
               ". Use an address of this machine and a free port, for example --port 0.");
@@ -360,9 +365,20 @@ int HttpServer::Bind(const std::string& host, int port) {
   return bound;
 }
 
+int HttpServer::Bind(const std::string& host, int port) {
+  const int bound = BindSocket(host, port);
+  // The library would start the threads within Listen(), whose thread cannot report an error.
+  threads_ = std::make_unique<ConnectionThreads>(limits_.max_connections, [this] {
+    // The library marks the socket as invalid only in stop(). When accept() fails for another
+    // reason than too many open files of this process, it closes the socket and ends its loop.
+    accept_failed_ = svr_sock_ != INVALID_SOCKET;
+  });
+  return bound;
+}
+
 void HttpServer::RequireFree(const std::string& host, int port) {
   HttpServer probe({}, {});
-  probe.Bind(host, port);
+  probe.BindSocket(host, port);
   ::close(probe.svr_sock_);
 }
 

@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -91,9 +92,10 @@ class HttpServer : private httplib::Server {
   void Get(const std::string& path, const HttpHandler& handler);
   // Reads the body, which must be JSON by its Content-Type.
   void Post(const std::string& path, const HttpHandler& handler);
-  // Returns the port. 0: any. Throws Error kEnvironment if it is not free.
+  // Starts the threads of the connections and returns the port. 0: any. Throws Error kEnvironment
+  // if the port is not free, or if the system cannot start the threads.
   int Bind(const std::string& host, int port);
-  // Throws if Bind() would, for callers that load a model between this check and Bind().
+  // Throws if the port is not free, for callers that load a model between this check and Bind().
   static void RequireFree(const std::string& host, int port);
   // Serves until Stop() was called, or no connection can be accepted any more, and all running
   // requests are answered.
@@ -105,6 +107,7 @@ class HttpServer : private httplib::Server {
   void Stop();
 
  private:
+  int BindSocket(const std::string& host, int port);
   bool process_and_close_socket(socket_t socket) override;
   HttpConnection& CurrentConnection();
   // Reads the body of a request. Returns false after an error, which is in the response.
@@ -119,6 +122,7 @@ class HttpServer : private httplib::Server {
   std::atomic<bool> accept_failed_ = false;
   std::mutex mutex_;
   std::map<std::thread::id, HttpConnection*> connections_;
+  std::unique_ptr<httplib::TaskQueue> threads_;  // From Bind() until Listen().
 };
 
 }  // namespace halflife::serve

@@ -350,7 +350,6 @@ void Server::Service::Detokenize(const std::string& body, httplib::Response& res
 void Server::Service::Run(const std::function<bool()>& stop) {
   std::atomic<bool> engine_ended = false;
   bool accept_failed = false;  // Before `stop`. Written by the guard and read after its end.
-  std::thread listener = StartThread([this] { http_.Listen(); });
   // Waits for `stop` or the end of the listener, then gives running requests their time.
   std::thread guard = StartThread([&] {
     while (!stop() && !engine_ended && !accept_failed) {
@@ -363,6 +362,14 @@ void Server::Service::Run(const std::function<bool()>& stop) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     engine_.CancelAll();
   });
+  std::thread listener;
+  try {
+    listener = StartThread([this] { http_.Listen(); });
+  } catch (...) {
+    engine_ended = true;
+    guard.join();
+    throw;
+  }
   const auto finish = [&] {
     engine_ended = true;
     guard.join();

@@ -23,12 +23,14 @@ class Server {
          data::ChatTemplate chat, const ServerConfig& config);
   ~Server();
 
-  // Returns the port; 0 chooses one. Throws Error kEnvironment if it is not free.
+  // Returns the port; 0 chooses one. Throws Error kEnvironment if it is not free, or if the system
+  // cannot start max_connections threads.
   int Bind(const std::string& host, int port);
   // Answers requests. Once `stop` returns true (it is called several times per second), new
   // requests are refused, running ones have drain_seconds, and Run returns. If the system accepts
-  // no more connections, does the same and then throws Error kEnvironment. Computes on this thread,
-  // so that its LibTorch settings apply.
+  // no more connections, does the same and then throws Error kEnvironment. Throws it at once if the
+  // system cannot start two further threads. Computes on this thread, so that its LibTorch settings
+  // apply.
   void Run(const std::function<bool()>& stop);
 
  private:
