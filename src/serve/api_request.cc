@@ -152,6 +152,7 @@ std::vector<data::ChatMessage> ReadMessages(Fields& fields) {
                                     "' is not supported. Use system, user or assistant."));
     messages.push_back(
         {.role = role == "developer" ? "system" : role, .content = ReadContent(message)});
+    message.Only("type", "text");  // Older versions of lm-evaluation-harness send it.
     message.Only("tool_calls", nlohmann::json::array());
     message.Ignore({"name", "refusal", "annotations"});
     message.RejectOthers();
@@ -219,6 +220,7 @@ ApiCall ReadChatCompletion(const std::string& body, const ApiLimits& limits,
   // Without tools, "auto" is "none".
   if (fields.Find("tool_choice") == nullptr || *fields.Find("tool_choice") != "auto")
     fields.Only("tool_choice", "none");
+  fields.Only("function_call", "none");
   fields.Only("modalities", nlohmann::json::array({"text"}));
   fields.Ignore({"parallel_tool_calls"});
   call.prompts.push_back(ChatPrompt(ReadMessages(fields), tokenizer, chat));

@@ -335,9 +335,11 @@ void Server::Service::Detokenize(const std::string& body, httplib::Response& res
   Fields fields(body);
   fields.Only("model", limits_.model);
   const nlohmann::json& tokens = fields.Require("tokens", "a list of token ids");
+  if (!tokens.is_array())
+    fields.Refuse("tokens", Concat(Shown(tokens), " is not a list. Send a list of token ids."));
   std::vector<int32_t> ids;
   for (const nlohmann::json& id : tokens) {
-    if (!tokens.is_array() || !id.is_number_unsigned() ||
+    if (!id.is_number_unsigned() ||
         id.get<uint64_t>() >= static_cast<uint64_t>(tokenizer_.vocab_size()))
       fields.Refuse("tokens", Concat(Shown(id), " is not a token id. Use ids of 0 to ",
                                      tokenizer_.vocab_size() - 1, "."));

@@ -223,6 +223,19 @@ TEST_F(Answers, ChatsUseTheTemplate) {
   EXPECT_EQ(content[0]["top_logprobs"].size(), 2u);
 }
 
+// Older versions of lm-evaluation-harness send messages with "type": "text".
+TEST_F(Answers, MessagesOfTheTypeText) {
+  json body = {
+      {"messages", {{{"role", "user"}, {"content", "Hi"}}}}, {"max_tokens", 3}, {"seed", 1}};
+  const json plain = Chat(body)["choices"];
+  body["messages"][0]["type"] = "text";
+  EXPECT_EQ(Chat(body)["choices"], plain);
+  body["messages"][0]["type"] = "image";
+  const Reply refused = server->Post("/v1/chat/completions", body.dump());
+  EXPECT_EQ(refused.status, 400);
+  EXPECT_THAT(refused.body, HasSubstr("messages[0].type: \\\"image\\\" is not supported."));
+}
+
 // Fields that the openai package sends besides those that have an effect, and a message of an
 // answer that is sent back as it came (message.model_dump()).
 TEST_F(Answers, FieldsOfTheOpenAiPackageThatChangeNothing) {
@@ -238,6 +251,7 @@ TEST_F(Answers, FieldsOfTheOpenAiPackageThatChangeNothing) {
                {"modalities", {"text"}},
                {"tools", json::array()},
                {"tool_choice", "auto"},
+               {"function_call", "none"},
                {"parallel_tool_calls", true},
                {"frequency_penalty", 0},
                {"presence_penalty", 0.0},
