@@ -25,9 +25,9 @@ class Serve : public ProgramTest {
     ExpectExit(fixture->Run({.run = "run", .set = {"train.steps=60", "ckpt.every=0"}}), 0);
   }
   // Starts the server and waits for its port.
-  void Start(const std::string& more = "") {
+  void Start(const std::string& more = "", const std::string& model = "run") {
     const std::string script = "echo $$ > '" + Path("pid") + "'; exec '" + std::string(kProgram) +
-                               "' serve --model '" + Path("run") + "' --port 0 " + more + " 2> '" +
+                               "' serve --model '" + Path(model) + "' --port 0 " + more + " 2> '" +
                                Path("log") + "'";
     process_ = std::async(std::launch::async, [script] {
       return RunCommand({"sh", "-c", script});
@@ -41,9 +41,26 @@ class Serve : public ProgramTest {
     }
     ASSERT_NE(port_, 0) << Read("log");
   }
+  void Signal(int signal) { ::kill(std::stoi(Read("pid")), signal); }
   int Stop(int signal) {
-    ::kill(std::stoi(Read("pid")), signal);
+    Signal(signal);
     return process_.get().exit_code;
+  }
+  // Starts a request that runs for the time that a stopping server gives it.
+  std::future<void> PostLong() const {
+    std::future<void> answer = std::async(std::launch::async, [port = port_] {
+      httplib::Client client("127.0.0.1", port);
+      client.set_read_timeout(100);
+      const json body = {{"prompt", "a"}, {"max_tokens", 10'000'000}, {"ignore_eos", true}};
+      client.Post("/v1/completions", body.dump(), "application/json");
+    });
+    httplib::Client client("127.0.0.1", port_);
+    for (int i = 0; i < 600; ++i) {
+      const httplib::Result metrics = client.Get("/metrics");
+      if (metrics && metrics->body.find("halflife_texts_active 1") != std::string::npos) break;
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+    return answer;
   }
   json Post(const std::string& path, const json& body) const {
     httplib::Client client("127.0.0.1", port_);
@@ -94,6 +111,33 @@ TEST_F(Serve, AnswersAreThoseOfGenerateAndScore) {
   EXPECT_EQ(chat["choices"][0]["message"]["role"], "assistant");
   EXPECT_EQ(Stop(SIGTERM), 0);
   EXPECT_THAT(Read("log"), HasSubstr("stopped"));
+}
+
+// `timeout` sends one SIGTERM to the process and one to its group.
+TEST_F(Serve, SignalsWithinASecondAreOne) {
+  Start("--max-new-tokens 100000000 --drain-seconds 3", "run@latest");
+  EXPECT_THAT(Read("log"), HasSubstr("as model 'run'"));
+  const std::future<void> answer = PostLong();
+  Signal(SIGTERM);
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  EXPECT_EQ(Stop(SIGTERM), 0);
+  EXPECT_THAT(Read("log"), HasSubstr("stopped"));
+}
+
+TEST_F(Serve, ALaterSignalEndsItAtOnce) {
+  Start("--max-new-tokens 100000000 --drain-seconds 600");
+  const std::future<void> answer = PostLong();
+  Signal(SIGTERM);
+  std::this_thread::sleep_for(std::chrono::milliseconds(1300));
+  EXPECT_EQ(Stop(SIGTERM), 128 + SIGTERM);
+}
+
+TEST_F(Serve, ASecondCtrlCEndsItAtOnce) {
+  Start("--max-new-tokens 100000000 --drain-seconds 600");
+  const std::future<void> answer = PostLong();
+  Signal(SIGINT);
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  EXPECT_EQ(Stop(SIGINT), 128 + SIGINT);
 }
 
 TEST_F(Serve, AnotherServerHasThePort) {

@@ -100,8 +100,8 @@ void AddServe(CLI::App& app, Request& request) {
            "Answers /v1/completions, /v1/chat/completions, /v1/models, /tokenize, /detokenize, "
            "/health and /metrics (docs/serving.md). There is no encryption and no password: an "
            "address other than the default is open to everyone who reaches it. SIGTERM and Ctrl-C "
-           "refuse new requests and end the command when the running ones are answered; a second "
-           "signal ends it at once.",
+           "refuse new requests and end the command when the running ones are answered. A second "
+           "Ctrl-C, or a signal more than a second after the first one, ends it at once.",
        .examples = {"halflife serve --model runs/first --port 8080"},
        .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kNonFinite,
                       ExitCode::kNoUsableCheckpoint}});
