@@ -52,6 +52,9 @@ class Conversation {
     seconds_ += watch.Seconds();
     ++num_answers_;
     add(stream.Finish());
+    HL_CHECK_AS(ExitCode::kEnvironment, result.end != infer::TextEnd::kNoMemory,
+                "there was no memory for an answer to a conversation of ", result.prompt_tokens,
+                " tokens. Free memory, or use a shorter conversation.");
     HL_CHECK_AS(ExitCode::kNonFinite, result.error.empty(), result.error);
     whole.finish_reason =
         result.end == infer::TextEnd::kStop || stream.stopped() ? "stop" : "length";

@@ -36,8 +36,9 @@ class ChatPrompts {
 // `halflife generate --prompts`: continues every prompt of a file, several at a time.
 //
 // Writes one JSON line per prompt to standard output, in the order of the file. A failed text has
-// `error` instead of `text`, does not stop the others, and makes the exit code kNonFinite. Throws
-// Error kData for a line that is no prompt.
+// `error` instead of `text` and does not stop the others. The exit code is that of the first failed
+// text: kEnvironment if there was no memory for it, otherwise kNonFinite. Throws Error kData for a
+// line that is no prompt.
 ExitCode GenerateFromFile(const GenerateOptions& options, const infer::LoadedModel& loaded,
                           const data::Tokenizer& tokenizer);
 

@@ -73,6 +73,7 @@ struct Pending {
   infer::TextStream stream;
   FinishedText text;
   std::string error;
+  bool no_memory = false;
   bool done = false, at_limit = false;  // at_limit: the model supports no further position
 };
 
@@ -111,7 +112,7 @@ class PromptQueue {
     }
     if (options_.stats)
       PrintBatchStats(static_cast<int64_t>(num_texts_), decoder.stats(), watch.Seconds());
-    return failed_ ? ExitCode::kNonFinite : ExitCode::kFinished;
+    return code_;
   }
 
  private:
@@ -147,7 +148,9 @@ class PromptQueue {
       pending.text.prompt_tokens = result.prompt_tokens;
       const bool stops = result.end == infer::TextEnd::kStop || pending.stream.stopped();
       pending.text.finish_reason = stops ? "stop" : "length";
-      pending.error = result.error;
+      pending.no_memory = result.end == infer::TextEnd::kNoMemory;
+      pending.error =
+          pending.no_memory ? "there was no memory for it. Use a smaller --batch." : result.error;
       pending.at_limit = result.end == infer::TextEnd::kPositions;
       pending.done = true;
     };
@@ -160,7 +163,8 @@ class PromptQueue {
       if (first.error.empty()) {
         std::cout << JsonLine(first.text) << std::flush;
       } else {
-        failed_ = true;
+        const ExitCode code = first.no_memory ? ExitCode::kEnvironment : ExitCode::kNonFinite;
+        if (code_ == ExitCode::kFinished) code_ = code;
         nlohmann::ordered_json line = PromptJson(first.text);
         line["error"] = first.error;
         std::cout << JsonText(line) << "\n";
@@ -182,8 +186,8 @@ class PromptQueue {
   const std::vector<Prompt> prompts_;
   const size_t num_texts_;  // Several per prompt, next to each other, with --samples.
   size_t next_ = 0;
-  std::map<size_t, Pending> pending_;  // By the number of the text.
-  bool failed_ = false;
+  std::map<size_t, Pending> pending_;    // By the number of the text.
+  ExitCode code_ = ExitCode::kFinished;  // Of the first text that failed.
 };
 
 }  // namespace

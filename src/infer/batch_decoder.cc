@@ -19,8 +19,6 @@
 namespace halflife::infer {
 namespace {
 
-constexpr char kNoMemory[] = "there was no memory for it. Send fewer requests at a time";
-
 uint64_t KeyOf(std::span<const int32_t> tokens) {
   return HashBytes(tokens.data(), tokens.size_bytes()).lo;
 }
@@ -192,7 +190,7 @@ bool BatchDecoder::Advance() {
     } catch (const c10::Error& error) {
       if (!ops::IsOutOfMemory(error)) throw;
       HL_ERROR("infer", "a prompt could not be read: ", error.what_without_backtrace());
-      if (texts_.contains(number)) End(number, TextEnd::kFailed, kNoMemory);
+      if (texts_.contains(number)) End(number, TextEnd::kNoMemory);
     }
   }
   std::vector<RowGroup*> failed;
@@ -218,7 +216,7 @@ bool BatchDecoder::DecodeOrFail(RowGroup& group) {
     numbers.push_back(number);
     text.group = nullptr;  // Its rows may be incomplete and are not touched again.
   }
-  for (const int64_t number : numbers) End(number, TextEnd::kFailed, kNoMemory);
+  for (const int64_t number : numbers) End(number, TextEnd::kNoMemory);
   return false;
 }
 

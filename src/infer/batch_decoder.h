@@ -97,7 +97,8 @@ enum class TextEnd {
   kLength,     // max_tokens.
   kPositions,  // The model supports no further position.
   kCancelled,
-  kFailed,  // See TextResult::error.
+  kNoMemory,  // There was too little memory for the text. The caller knows the fix.
+  kFailed,    // See TextResult::error.
 };
 
 struct TextResult {

@@ -84,7 +84,7 @@ void RequireNextTokens(const model::LanguageModel& model) {
 
 void RequirePrompt(const model::LanguageModel& model, std::span<const int32_t> prompt) {
   HL_CHECK_AS(ExitCode::kUsage, !prompt.empty(),
-              "the prompt is empty. Give at least one character with --prompt.");
+              "the prompt is empty. Give at least one character or token.");
   for (const int32_t id : prompt) {
     HL_CHECK_AS(ExitCode::kUsage, id >= 0 && id < model.config().vocab_size, "prompt token ", id,
                 " is outside the model's vocabulary of ", model.config().vocab_size,

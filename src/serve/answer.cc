@@ -55,6 +55,8 @@ std::string Answer::Add(const TextEvent& event) {
     choice.finish_reason = event.stopped ? "stop" : "length";
     choice.kept_tokens = event.result.kept_tokens;
     if (event.result.end == infer::TextEnd::kFailed) error_ = event.result.error;
+    if (event.result.end == infer::TextEnd::kNoMemory)
+      error_ = "there was no memory for it. Send fewer requests at a time";
     if (event.result.end == infer::TextEnd::kCancelled)
       error_ = "the server cancelled it. Send the request again";
   }

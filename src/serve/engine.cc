@@ -122,8 +122,7 @@ void Engine::Start(Waiting waiting) {
     on_end({.end = infer::TextEnd::kFailed, .error = error.message()});
   } catch (const std::exception& error) {  // for example too little memory for a state
     HL_ERROR("serve", "a text could not start: ", error.what());
-    on_end({.end = infer::TextEnd::kFailed,
-            .error = "there was no memory for it. Send fewer requests at a time"});
+    on_end({.end = infer::TextEnd::kNoMemory});
   }
 }
 

@@ -17,7 +17,8 @@ TEST(GeneratorTest, NamesThePromptsThatFit) {
   const auto generate = [&](const std::vector<int32_t>& prompt) {
     Generate(model, prompt, {.max_tokens = 1}, [](int32_t) { return true; });
   };
-  EXPECT_HL_ERROR(generate({}), ExitCode::kUsage, "Give at least one character with --prompt.");
+  EXPECT_HL_ERROR(generate({}), ExitCode::kUsage,
+                  "the prompt is empty. Give at least one character or token.");
   EXPECT_HL_ERROR(generate({1, 30}), ExitCode::kUsage,
                   "prompt token 30 is outside the model's vocabulary of 30. Use ids of 0 to 29.");
   generate({1, 29});
