@@ -150,12 +150,13 @@ int64_t BatchDecoder::Add(TextRequest request) {
   Text text = {.request = std::move(request), .sampler = sampler};
   text.tokens = text.request.prompt;
   text.result.prompt_tokens = std::ssize(text.tokens);
-  // Scores need the logits of the whole prompt.
-  if (!text.request.score_prompt) text.state = prefixes_.Find(text.tokens);
-  text.num_read = text.result.kept_tokens = text.state.num_tokens;
   stats_.prompt_tokens += text.result.prompt_tokens;
-  stats_.kept_tokens += text.result.kept_tokens;
-  if (text.num_read == 0) text.state = model_.EmptyState(1);
+  // Scores need the logits of the whole prompt.
+  if (!text.request.score_prompt)
+    for (const int64_t other : reading_)
+      if (other > text.same_prompt && texts_.at(other).request.prompt == text.tokens)
+        text.same_prompt = other;
+  if (text.same_prompt < 0) BeginReading(text);
   const int64_t number = next_number_++;
   texts_.emplace(number, std::move(text));
   reading_.push_back(number);
@@ -180,9 +181,7 @@ void BatchDecoder::End(int64_t number, TextEnd end, const std::string& error) {
 bool BatchDecoder::Advance() {
   const c10::InferenceMode inference;
   if (!reading_.empty()) {
-    const int64_t number = reading_.front();
-    reading_.pop_front();
-    reading_.push_back(number);  // Prompts take turns, so that a short one need not wait long.
+    const int64_t number = NextToRead();
     try {
       ReadChunk(number);
     } catch (const Error& error) {
@@ -220,8 +219,27 @@ bool BatchDecoder::DecodeOrFail(RowGroup& group) {
   return false;
 }
 
+int64_t BatchDecoder::NextToRead() {
+  // The text with the lowest number does not wait.
+  while (true) {
+    const int64_t number = reading_.front();
+    reading_.pop_front();
+    reading_.push_back(number);
+    if (std::ranges::count(reading_, texts_.at(number).same_prompt) == 0) return number;
+  }
+}
+
+void BatchDecoder::BeginReading(Text& text) {
+  if (!text.request.score_prompt) text.state = prefixes_.Find(text.tokens);
+  text.num_read = text.result.kept_tokens = text.state.num_tokens;
+  stats_.kept_tokens += text.result.kept_tokens;
+  if (text.num_read == 0) text.state = model_.EmptyState(1);
+  text.begun = true;
+}
+
 void BatchDecoder::ReadChunk(int64_t number) {
   Text& text = texts_.at(number);
+  if (!text.begun) BeginReading(text);
   const std::span<const int32_t> prompt = text.request.prompt;
   const int64_t length = std::min(config_.prefix.chunk, std::ssize(prompt) - text.num_read);
   const at::Tensor tokens =

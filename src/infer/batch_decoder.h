@@ -159,14 +159,25 @@ class BatchDecoder {
     Sampler sampler;
     TextResult result;
     std::vector<int32_t> tokens;  // The prompt and the new tokens.
-    int64_t num_read = 0;         // Prompt tokens that the state contains.
-    model::ModelState state;      // While the prompt is read.
-    at::Tensor last_logits;       // After num_read tokens, [1, vocab], to score the next chunk.
-    RowGroup* group = nullptr;    // Once the prompt is read: its place.
+    // An earlier text with the same prompt, which was still being read when this one was added.
+    // -1: none.
+    int64_t same_prompt = -1;
+    bool begun = false;         // Reading the prompt has begun.
+    int64_t num_read = 0;       // Prompt tokens that the state contains.
+    model::ModelState state;    // While the prompt is read.
+    at::Tensor last_logits;     // After num_read tokens, [1, vocab], to score the next chunk.
+    RowGroup* group = nullptr;  // Once the prompt is read: its place.
     int64_t row = 0;
   };
   using Texts = std::map<int64_t, Text>;
 
+  // Returns the next text whose prompt is read. Prompts take turns, so that a short one need not
+  // wait long. A text waits while an earlier one reads the same prompt, and then continues from the
+  // kept prefix.
+  int64_t NextToRead();
+  // Starts at the longest kept prefix of the prompt. Called by Add, or before the first chunk of a
+  // text that waits.
+  void BeginReading(Text& text);
   void ReadChunk(int64_t number);
   // Scores the prompt's tokens that follow the positions of `logits`, which begin at num_read.
   void ScorePrompt(Text& text, const at::Tensor& logits);

@@ -225,6 +225,44 @@ TEST(BatchDecoder, AKeptPrefixSkipsAllButTheLastChunk) {
   EXPECT_EQ(steps_to_first_token(), 2);
 }
 
+// Texts with the same prompt that are added together read it once, also if the first is cancelled.
+TEST(BatchDecoder, EqualPromptsAreReadOnce) {
+  model::LanguageModel model(Small(model::TestForms("gla").front()));
+  model.BindOwnMemory(1, false);
+  constexpr int64_t kPrompt = 10 * kChunk + 5, kTexts = 6;
+  const auto request = [&](int64_t text) {
+    return TextRequest{.prompt = std::vector<int32_t>(kPrompt, 5),
+                       .max_tokens = 4,
+                       .sampler = {.seed = static_cast<uint64_t>(text)},
+                       .top_logprobs = 0};
+  };
+  for (const bool cancels : {false, true}) {
+    SCOPED_TRACE(cancels);
+    BatchDecoder decoder(model, {.max_texts = kTexts + 1, .prefix = {.chunk = kChunk}});
+    std::vector<Told> told(kTexts);
+    Told other;
+    std::vector<int64_t> numbers;
+    for (int64_t i = 0; i < kTexts; ++i)
+      numbers.push_back(decoder.Add(Recorded(request(i), told[i])));
+    decoder.Add(Recorded({.prompt = {1, 2}, .max_tokens = 1}, other));
+    decoder.Advance();
+    decoder.Advance();
+    EXPECT_TRUE(other.ended) << "another prompt does not wait";
+    for (int i = 0; i < 3; ++i) decoder.Advance();
+    if (cancels) decoder.Cancel(numbers[0]);
+    while (decoder.Advance()) {
+    }
+    const size_t first = cancels ? 1 : 0;
+    EXPECT_EQ(told[first].result.kept_tokens, cancels ? 4 * kChunk : 0);
+    for (size_t i = first; i < told.size(); ++i) {
+      EXPECT_EQ(Logprobs(told[i].tokens), Logprobs(Alone(model, request(i)).tokens)) << i;
+      if (i > first) {
+        EXPECT_EQ(told[i].result.kept_tokens, 10 * kChunk);
+      }
+    }
+  }
+}
+
 TEST(PrefixStore, DropsTheLeastRecentlyUsed) {
   model::LanguageModel model(Small(model::TestForms("gla").front()));
   model.BindOwnMemory(1, false);
