@@ -1,4 +1,5 @@
 // halflife.Dataset: tokens of a prepared dataset, and the batches of a training run.
+#include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
@@ -98,7 +99,9 @@ void DeclareDataset(nb::module_& module) {
   nb::class_<Dataset>(module, "Dataset", "A dataset that `halflife prepare` wrote.")
       .def(
           "__init__",
-          [](Dataset* self, const std::string& path) { new (self) Dataset(Dataset::Open(path)); },
+          [](Dataset* self, const std::filesystem::path& path) {
+            new (self) Dataset(Dataset::Open(path));
+          },
           "path"_a)
       .def_prop_ro("path", [](const Dataset& self) { return self.folder().string(); })
       .def_prop_ro("vocab_size", [](const Dataset& self) { return self.info().vocab_size; })

@@ -3,7 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
-#include <nanobind/stl/function.h>
+#include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -12,9 +12,13 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
+#include <filesystem>
+#include <functional>
+#include <optional>
 
 #include "bindings.h"
 #include "cli/model_source.h"
+#include "core/concat.h"
 #include "core/error.h"
 #include "eval/scorer.h"
 #include "infer/generator.h"
@@ -31,7 +35,7 @@ using IdRows = nb::ndarray<const int64_t, nb::ndim<2>, nb::c_contig, nb::device:
 
 class Model {
  public:
-  Model(const std::string& path, const std::string& tokenizer, const std::string& device,
+  Model(const std::filesystem::path& path, const std::string& tokenizer, const std::string& device,
         const std::string& precision, int threads) {
     HL_CHECK_AS(ExitCode::kUsage, precision == "fp32" || precision == "bf16", "the precision '",
                 precision, "' is unknown. Use 'fp32' or 'bf16'.");
@@ -168,14 +172,27 @@ nb::str ToStr(const std::string& text) {
   return nb::steal<nb::str>(decoded);
 }
 
+// Calls a callback, if there is one, and returns whether generation continues: not after False.
+template <typename Value>
+bool Continues(const char* name, const std::optional<nb::callable>& callback, const Value& value) {
+  if (!callback) return true;
+  const nb::object result = (*callback)(value);
+  if (result.is(Py_False)) return false;
+  if (result.is_none() || result.is(Py_True)) return true;
+  const std::string type = nb::cast<std::string>(result.type().attr("__name__"));
+  throw nb::type_error(Concat(name, " returned a value of type ", type,
+                              ". Return False to stop, and None or True to continue.")
+                           .c_str());
+}
+
 std::string GenerateText(const Model& model, const std::string& prompt,
                          const infer::GenerateConfig& config, bool ignore_eos,
-                         const std::function<bool(nb::str)>& on_text) {
+                         const std::optional<nb::callable>& on_text) {
   data::StreamDecoder decoder(model.RequireTokenizer(), data::StreamDecoder::Begins::kAfterText);
   std::string text;
   const auto add = [&](const std::string& piece) {
     text += piece;
-    return on_text == nullptr || piece.empty() || on_text(ToStr(piece));
+    return piece.empty() || Continues("on_text", on_text, ToStr(piece));
   };
   model.Generate(prompt, config, ignore_eos, [&](int32_t id) { return add(decoder.Push(id)); });
   add(decoder.Finish());
@@ -183,11 +200,11 @@ std::string GenerateText(const Model& model, const std::string& prompt,
 }
 
 Ids GenerateIds(const Model& model, const Ids& prompt, const infer::GenerateConfig& config,
-                bool ignore_eos, const std::function<bool(int32_t)>& on_token) {
+                bool ignore_eos, const std::optional<nb::callable>& on_token) {
   Ids ids;
   model.Generate(prompt, config, ignore_eos, [&](int32_t id) {
     ids.push_back(id);
-    return on_token == nullptr || on_token(id);
+    return Continues("on_token", on_token, id);
   });
   return ids;
 }
@@ -210,30 +227,32 @@ void DeclareGeneration(nb::class_<Model>& model) {
       "generate",
       [](const Model& self, const std::string& prompt, int64_t max_tokens, double temperature,
          int top_k, double top_p, uint64_t seed, bool ignore_eos,
-         const std::optional<std::function<bool(nb::str)>>& on_text) {
+         const std::optional<nb::callable>& on_text) {
         return ToStr(GenerateText(self, prompt,
                                   ConfigOf(max_tokens, temperature, top_k, top_p, seed), ignore_eos,
-                                  on_text.value_or(nullptr)));
+                                  on_text));
       },
       "prompt"_a, HL_SAMPLING_ARGUMENTS, "on_text"_a = nb::none(),
       nb::sig("def generate(self, prompt: str, " HL_SAMPLING_SIGNATURE
-              "on_text: collections.abc.Callable[[str], bool] | None = None) -> str"),
+              "on_text: collections.abc.Callable[[str], bool | None] | None = None) -> str"),
       "Returns the text after a prompt: that of `halflife generate` with the same options. "
-      "temperature 0 takes the most likely token. on_text receives each new piece of text, and "
-      "returns False to stop.");
+      "temperature 0 takes the most likely token. on_text receives each new piece of text. "
+      "Generation stops if it returns False.");
   model.def(
       "generate_ids",
       [](const Model& self, const Ids& prompt, int64_t max_tokens, double temperature, int top_k,
          double top_p, uint64_t seed, bool ignore_eos,
-         const std::optional<std::function<bool(int32_t)>>& on_token) {
+         const std::optional<nb::callable>& on_token) {
         return ToNumpy(GenerateIds(self, prompt,
                                    ConfigOf(max_tokens, temperature, top_k, top_p, seed),
-                                   ignore_eos, on_token.value_or(nullptr)));
+                                   ignore_eos, on_token));
       },
       "prompt"_a, HL_SAMPLING_ARGUMENTS, "on_token"_a = nb::none(),
-      nb::sig("def generate_ids(self, prompt: collections.abc.Sequence[int], " HL_SAMPLING_SIGNATURE
-              "on_token: collections.abc.Callable[[int], bool] | None = None) -> numpy.ndarray"),
-      "Like generate, from ids to ids, [N] int32. It needs no tokenizer.");
+      nb::sig(
+          "def generate_ids(self, prompt: collections.abc.Sequence[int], " HL_SAMPLING_SIGNATURE
+          "on_token: collections.abc.Callable[[int], bool | None] | None = None) -> numpy.ndarray"),
+      "Like generate, from ids to ids, [N] int32. It needs no tokenizer. on_token receives each "
+      "new id. Generation stops if it returns False.");
 }
 #undef HL_SAMPLING_ARGUMENTS
 #undef HL_SAMPLING_SIGNATURE
@@ -265,9 +284,9 @@ void DeclareModel(nb::module_& module) {
   DeclareGeneration(model);
   module.def(
       "load",
-      [](const std::string& path, const std::string& tokenizer, const std::string& device,
-         const std::string& precision, int threads) {
-        return std::make_unique<Model>(path, tokenizer, device, precision, threads);
+      [](const std::filesystem::path& path, const std::filesystem::path& tokenizer,
+         const std::string& device, const std::string& precision, int threads) {
+        return std::make_unique<Model>(path, tokenizer.string(), device, precision, threads);
       },
       "path"_a, nb::kw_only(), "tokenizer"_a = "", "device"_a = "auto", "precision"_a = "fp32",
       "threads"_a = 0,

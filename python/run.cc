@@ -1,4 +1,5 @@
 // halflife.read_metrics: the curves of a run.
+#include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/string.h>
 
 #include "bindings.h"
@@ -12,7 +13,7 @@ namespace halflife::python {
 void DeclareRun(nb::module_& module) {
   module.def(
       "read_metrics",
-      [](const std::string& path) {
+      [](const std::filesystem::path& path) {
         const report::RunRecord run = report::ReadRun(path);
         nb::dict metrics;
         for (const auto& [name, series] : run.metrics) {
@@ -28,7 +29,8 @@ void DeclareRun(nb::module_& module) {
         return metrics;
       },
       "run"_a,
-      nb::sig("def read_metrics(run: str) -> dict[str, tuple[numpy.ndarray, numpy.ndarray]]"),
+      nb::sig("def read_metrics(run: str | os.PathLike) -> dict[str, tuple[numpy.ndarray, "
+              "numpy.ndarray]]"),
       "Returns (steps [N] int64, values [N] float64) for each metric of a run, such as 'loss', "
       "also while it trains. Steps that a resumed run repeated have the values of the last "
       "attempt.");

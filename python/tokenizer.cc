@@ -1,9 +1,11 @@
 // halflife.Tokenizer.
+#include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include "bindings.h"
+#include "core/error.h"
 #include "data/tokenizer_folder.h"
 
 namespace nb = nanobind;
@@ -29,6 +31,10 @@ void DeclareTokenizer(nb::module_& module) {
       .def(
           "decode",
           [](const Tokenizer& self, const std::vector<int32_t>& ids) {
+            for (const int32_t id : ids)
+              HL_CHECK_AS(ExitCode::kUsage, id >= 0 && id < self.vocab_size(), "id ", id,
+                          " is outside of the tokenizer's vocabulary of ", self.vocab_size(),
+                          ". Use ids of 0 to ", self.vocab_size() - 1, ".");
             const std::string text = self.Decode(ids);
             return nb::bytes(text.data(), text.size());
           },
@@ -40,7 +46,10 @@ void DeclareTokenizer(nb::module_& module) {
                    "Whether `score` and `generate` put bos in front of a text.");
   module.def(
       "load_tokenizer",
-      [](const std::string& name) { return SharedTokenizer(data::OpenTokenizer(name)); }, "name"_a,
+      [](const std::filesystem::path& name) {
+        return SharedTokenizer(data::OpenTokenizer(name.string()));
+      },
+      "name"_a,
       "Opens 'bytes', a sentencepiece model, a tokenizer.json, or the tokenizer of a folder: a "
       "dataset, a run or a Hugging Face model.");
 }

@@ -122,11 +122,27 @@ def test_text_is_that_of_the_program(work, model):
     text = model.generate("In the", **options)
     assert "In the" + text + "\n" == shown
     pieces = []
-    model.generate("In the", on_text=lambda piece: pieces.append(piece) or True, **options)
+    model.generate("In the", on_text=pieces.append, **options)  # None continues
     assert "".join(pieces) == text and len(pieces) > 1
     ids = model.generate_ids(model.tokenizer.encode("In the"), **options)
     assert model.tokenizer.decode(ids).decode("utf-8", "replace") == text
     assert len(model.generate_ids([40, 41], max_tokens=50, on_token=lambda token: False)) == 1
+    assert len(model.generate_ids([40, 41], max_tokens=5, ignore_eos=True, on_token=lambda token: True)) == 5
+
+
+def test_a_callback_that_returns_something_else_is_an_error(model):
+    with pytest.raises(TypeError, match="on_token returned a value of type int. Return False to stop"):
+        model.generate_ids([40, 41], on_token=lambda token: 0)
+    with pytest.raises(TypeError, match="on_text returned a value of type str. Return False to stop"):
+        model.generate("In the", on_text=lambda piece: piece)
+
+
+def test_paths_are_strings_or_path_objects(work, model):
+    other = halflife.load(work / "run", tokenizer=work / "data" / "tokenizer", device="cpu")
+    assert other.path == model.path and other.tokenizer.kind == "bytes"
+    assert halflife.Dataset(work / "data").path == halflife.Dataset(str(work / "data")).path
+    assert halflife.load_tokenizer(work / "data" / "tokenizer").kind == "bytes"
+    assert halflife.read_metrics(work / "run").keys() == halflife.read_metrics(str(work / "run")).keys()
 
 
 def test_an_exception_of_a_callback_reaches_the_caller(model):
@@ -191,7 +207,9 @@ def test_metrics(work):
     (lambda model: model.score([[5, 9999]]), "9999", 2),
     (lambda model: model.logits(np.array([[5, 9999]])), "Use the model's own tokenizer", 2),
     (lambda model: model.logits(np.zeros((1, 0), np.int64)), "Give at least one", 2),
-    (lambda model: model.generate(""), "empty", 2),
+    (lambda model: model.generate(""), "Give at least one character or token", 2),
+    (lambda model: model.tokenizer.decode([5, 259]), "id 259 is outside of the tokenizer's vocabulary of 259. Use", 2),
+    (lambda model: model.tokenizer.decode([-1]), "id -1 is outside", 2),
     (lambda model: model.generate("a", temperature=-1), "temperature", 2),
     (lambda model: halflife.read_metrics("nowhere"), "nowhere", 2),
 ])
