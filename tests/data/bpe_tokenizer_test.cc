@@ -271,7 +271,6 @@ TEST(BpeBosTest, OtherTemplates) {
   })) << "the token ends a text";
   EXPECT_FALSE(begins([](ordered_json&) {}, R"({"eos_token": "<|end|>", "bos_token": "<|pad|>"})"))
       << "another token";
-  EXPECT_FALSE(begins([](ordered_json&) {}, R"({"eos_token": "<|end|>"})")) << "bos has no name";
   EXPECT_FALSE(
       begins([](ordered_json&) {}, R"({"eos_token": "<|begin|>", "bos_token": "<|begin|>"})"))
       << "bos is eos, as for OPT: each text would be two documents";
@@ -279,6 +278,30 @@ TEST(BpeBosTest, OtherTemplates) {
       begins([](ordered_json& json) { json["post_processor"] = nullptr; },
              R"({"eos_token": "<|end|>", "bos_token": "<|begin|>", "add_bos_token": true})"))
       << "transformers reads that key only without tokenizer.json";
+}
+
+// transformers adds the token of the template, whether or not a file names it bos_token.
+TEST(BpeBosTest, TheTemplateNamesBosToo) {
+  const auto with = [](const ordered_json& json, const std::string& config) {
+    return MakeBpeTokenizer({{"tokenizer.json", json.dump()}, {"tokenizer_config.json", config}},
+                            "t");
+  };
+  ordered_json json = test::SmallBpeWithBosJson();
+  for (const char* config :
+       {R"({"eos_token": "<|end|>"})", R"({"eos_token": "<|end|>", "bos_token": null})"}) {
+    const auto tokenizer = with(json, config);
+    EXPECT_EQ(tokenizer->special_ids().bos, test::kBegin) << config;
+    ASSERT_TRUE(tokenizer->begins_with_bos()) << config;
+    EXPECT_EQ(tokenizer->EncodeText("hello"), (Ids{test::kBegin, kHello}));
+    const halflife::test::TempDir dir;
+    tokenizer->Save(dir.path());
+    EXPECT_EQ(LoadTokenizer(dir.path())->EncodeText("hello"), (Ids{test::kBegin, kHello}));
+  }
+  EXPECT_EQ(with(SmallBpeJson(), R"({"eos_token": "<|end|>"})")->special_ids().bos, -1)
+      << "a template without such a token";
+  json["added_tokens"].back()["special"] = false;
+  EXPECT_EQ(with(json, R"({"eos_token": "<|end|>"})")->special_ids().bos, -1)
+      << "a token that is not special";
 }
 
 // A folder of an earlier version does not say so, and its texts had no bos.

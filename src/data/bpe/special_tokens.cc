@@ -57,10 +57,11 @@ class Finder {
   }
 
   SpecialIds Find() const {
-    const SpecialIds ids = {.bos = SpecialNamed("bos_token"),
+    const std::string bos = NameOf("bos_token");
+    const SpecialIds ids = {.bos = SpecialNamed(bos.empty() ? spec_.template_begin : bos),
                             .eos = Eos(),
-                            .pad = SpecialNamed("pad_token"),
-                            .unk = SpecialNamed("unk_token")};
+                            .pad = SpecialNamed(NameOf("pad_token")),
+                            .unk = SpecialNamed(NameOf("unk_token"))};
     CheckEos(ids.eos);
     return ids;
   }
@@ -73,8 +74,7 @@ class Finder {
     return "";
   }
 
-  int SpecialNamed(const char* key) const {
-    const std::string name = NameOf(key);
+  int SpecialNamed(const std::string& name) const {
     for (const AddedToken& token : spec_.added) {
       if (token.special && token.content == name) return token.id;
     }

@@ -23,7 +23,8 @@ inline constexpr const char* kSpecialTokenFiles[] = {
 //
 // - eos: the first that is given of a name in tokenizer_config.json or special_tokens_map.json, an
 //   id in generation_config.json or config.json, and the end of tokenizer.json's template.
-// - bos, pad and unk: by name, if the name is a special added token.
+// - bos, pad and unk: by name, if the name is a special added token. If no file names bos, it is
+//   the token with which tokenizer.json's template begins texts, which transformers adds then, too.
 //
 // Throws Error kData if no file names an eos, or if the eos is not a token or can result from plain
 // text.
