@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "core/concat.h"
+#include "data/prepare/publish_dataset.h"
 #include "data/shard_layout.h"
 #include "data/small_bpe.h"
 #include "data/small_datasets.h"
@@ -218,6 +219,14 @@ TEST_F(TokenFilesTest, FilesAreReadInPlace) {
   change.close();
   EXPECT_HL_ERROR(test::ReadAll(Dataset::Open(dir_ / "linked"), Split::kTrain), ExitCode::kData,
                   "tokens 32768 to ", "do not have the hash of the manifest");
+}
+
+// A linked file may be on a read-only file system, where fsync fails as it does for /dev/null.
+TEST_F(TokenFilesTest, LinkedFilesAreNotSynced) {
+  OutputFolder folder(dir_ / "published");
+  fs::create_symlink("/dev/null", folder.path() / "train-00000.h5");
+  folder.Publish();
+  EXPECT_TRUE(fs::is_symlink(dir_ / "published" / "train-00000.h5"));
 }
 
 TEST_F(TokenFilesTest, FilesThatCannotBeReadInPlace) {

@@ -59,8 +59,11 @@ void RemoveDeadTemporaries(const fs::path& out) {
   }
 }
 
+// Skips symbolic links: a token file that is linked is the user's, and may be on a read-only file
+// system, where fsync fails. The link itself is an entry of its folder.
 void FsyncTree(const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator(folder)) {
+    if (entry.is_symlink()) continue;
     if (entry.is_directory()) {
       FsyncTree(entry.path());
     } else {
