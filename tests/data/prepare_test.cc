@@ -610,5 +610,18 @@ TEST(PrepareTest, DuplicateDocumentsAreLeftOut) {
   }
 }
 
+TEST_F(PrepareErrorTest, EveryTrainingDocumentIsADuplicate) {
+  WriteText(dir_ / "a.txt", "one\n\ntwo\n\none");
+  WriteText(dir_ / "held.txt", "two\n\none\n\ntwo");
+  PrepareConfig config = Config();
+  config.dedup = true;
+  config.input.validation_paths = {(dir_ / "held.txt").string()};
+  EXPECT_HL_ERROR(Prepare(config), ExitCode::kData, "--dedup leaves no text to train on: all 3 ",
+                  "starting with ", "a.txt, are also in --validation-input", "leave out --dedup");
+  WriteText(dir_ / "a.txt", "\n\n");
+  EXPECT_HL_ERROR(Prepare(config), ExitCode::kData, "--input contains no text");
+  ExpectNothingLeft();
+}
+
 }  // namespace
 }  // namespace halflife::data

@@ -195,6 +195,8 @@ class ExampleSet {
   int32_t ClassOf(const std::string& name, const std::string& place) const;
   Writer MakeWriter(const fs::path& folder, Split split) const;
   SplitRecord Finish(Writer& writer, Split split) const;
+  // Throws Error kData with the reason why a split has no rows.
+  void FailEmpty(Split split) const;
   std::vector<std::pair<std::string, std::string>> Parameters() const;
 
   const PrepareExamplesConfig& config_;
@@ -400,13 +402,26 @@ SplitRecord ExampleSet::Finish(Writer& writer, Split split) const {
                                                     : split == Split::kValidation &&
                                                           config_.input.validation_paths.empty() &&
                                                           config_.input.FractionOrUsual() == 0;
-  HL_CHECK_AS(ExitCode::kData, none_asked_for || writer.packer.num_rows() > 0,
-              "no example is in the ", Name(split), " split. Use ",
-              split != Split::kTest && config_.input.validation_paths.empty()
-                  ? "another --validation-fraction or --split-seed, or files with more examples"
-                  : "files with examples",
-              ".");
+  if (!none_asked_for && writer.packer.num_rows() == 0) FailEmpty(split);
   return record;
+}
+
+void ExampleSet::FailEmpty(Split split) const {
+  const auto require = [&](bool holds, const auto&... words) {
+    HL_CHECK_AS(ExitCode::kData, holds, "no example is in the ", Name(split), " split", words...);
+  };
+  const int64_t dropped = counts_.at(split).num_dropped;
+  require(dropped == 0, ": --too-long ", Name(config_.rules.too_long), " left out all ", dropped,
+          " of its examples, because --row-len ", config_.rules.row_len,
+          " is too short for them. Raise --row-len.");
+  const bool any_example =
+      std::ranges::any_of(counts_, [](const auto& entry) { return entry.second.num_examples > 0; });
+  require(any_example || num_empty_ == 0, ": all ", num_empty_,
+          " records are empty. Use records with ",
+          config_.labels == RowLabels::kClasses ? "texts." : "answers.");
+  require(split == Split::kTest || !config_.input.validation_paths.empty(),
+          ". Use another --validation-fraction or --split-seed, or files with more examples.");
+  require(false, ". Use files with examples.");
 }
 
 std::vector<std::pair<std::string, std::string>> ExampleSet::Parameters() const {
@@ -442,8 +457,11 @@ Manifest ExampleSet::WriteFiles(const fs::path& folder) {
         [&](EncodedExamples chunk) {
           for (const auto& [split, content, example] : chunk.examples) {
             num_cut_ += example.cut ? 1 : 0;
-            num_dropped_ += example.dropped ? 1 : 0;
-            if (example.dropped) continue;
+            if (example.dropped) {
+              ++num_dropped_;
+              ++counts_[split].num_dropped;
+              continue;
+            }
             of.at(split)->packer.Add(example);
             held_out_.Add(split, content);
             ++counts_[split].num_examples;

@@ -49,6 +49,7 @@ struct PrepareExamplesConfig {
 
 struct ExampleCounts {
   int64_t num_examples = 0, num_rows = 0;
+  int64_t num_dropped = 0;  // because of ExampleRules::too_long; not in num_examples
 };
 struct ExamplesSummary {
   ExampleCounts train, validation, test;

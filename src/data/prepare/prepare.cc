@@ -123,6 +123,7 @@ class Run {
   };
   std::unordered_set<Hash128, LowHalf> seen_;  // only with dedup
   int64_t num_duplicates_ = 0;
+  int64_t num_validation_duplicates_ = 0;  // those of them in validation_inputs_
   NameCounts special_names_;
   HeldOutContents held_out_;               // only with validation_inputs_
   std::optional<PrepareJournal> journal_;  // only with config_.resumable
@@ -274,6 +275,7 @@ Manifest Run::WriteShards(const fs::path& folder, const Tokenizer& tokenizer) {
     DocumentRules rules = rules_;
     rules.split = Split::kValidation;
     WriteDocuments(validation_inputs_, rules, tokenizer, writers);
+    num_validation_duplicates_ = num_duplicates_;
   }
   WriteDocuments(inputs_, rules_, tokenizer, writers);
   Manifest manifest;
@@ -283,6 +285,12 @@ Manifest Run::WriteShards(const fs::path& folder, const Tokenizer& tokenizer) {
 }
 
 void Run::CheckInputs(const Manifest& manifest) const {
+  const int64_t duplicates = num_duplicates_ - num_validation_duplicates_;
+  HL_CHECK_AS(ExitCode::kData, manifest.train.info.num_documents > 0 || duplicates == 0,
+              "--dedup leaves no text to train on: all ", duplicates,
+              " documents of --input, starting with ", inputs_.files.front().path.string(),
+              ", are also in --validation-input. Use other files for one of them, or leave out "
+              "--dedup.");
   const auto require = [](const SplitRecord& split, const char* flag, const InputFiles& inputs) {
     HL_CHECK_AS(ExitCode::kData, split.info.num_documents > 0, flag,
                 " contains no text: ", inputs.files.size(), " files with only empty documents, ",

@@ -353,6 +353,27 @@ TEST_F(PrepareExamplesTest, ThreadsChangeNothing) {
     ASSERT_EQ(ReadWindows(view, 40, row, 1).num_targets, 1) << row;
 }
 
+TEST_F(PrepareExamplesTest, RefusesToLeaveOutAllExamples) {
+  PrepareExamplesConfig config = Answers("none",
+                                         "{\"prompt\": \"long prompt\", \"answer\": \"a\"}\n"
+                                         "{\"prompt\": \"another\", \"answer\": \"bc\"}\n");
+  for (const TooLong rule : {TooLong::kDrop, TooLong::kCut}) {
+    config.rules.too_long = rule;
+    config.rules.row_len = rule == TooLong::kCut ? 7 : 8;
+    EXPECT_HL_ERROR(PrepareExamples(config), ExitCode::kData,
+                    Concat("no example is in the train split: --too-long ", Name(rule),
+                           " left out all 2 of its examples, because --row-len ",
+                           config.rules.row_len, " is too short for them. Raise --row-len."));
+  }
+  config.input.paths = {File("short.jsonl", "{\"prompt\": \"\", \"answer\": \"a\"}\n")};
+  config.input.validation_paths = {(dir_ / "none.jsonl").string()};
+  EXPECT_HL_ERROR(PrepareExamples(config), ExitCode::kData,
+                  "no example is in the validation split: --too-long cut left out all 2");
+  config = Answers("empty", "{\"prompt\": \"a\", \"answer\": \"\"}\n");
+  EXPECT_HL_ERROR(PrepareExamples(config), ExitCode::kData,
+                  "train split: all 1 records are empty. Use records with answers.");
+}
+
 TEST_F(PrepareExamplesTest, Refuses) {
   const auto with = [&](auto change) {
     PrepareExamplesConfig config = Classes("refused");
