@@ -93,10 +93,14 @@ std::vector<fs::path> FilesBelow(const fs::path& folder) {
 
 class Collector {
  public:
-  explicit Collector(std::span<const TextFormat> formats) : formats_(formats) {}
+  Collector(const std::string& flag, std::span<const TextFormat> formats)
+      : flag_(flag), formats_(formats) {}
   void Add(const fs::path& path) {
     std::error_code ignored;
     if (fs::is_directory(path, ignored)) {
+      HL_CHECK_AS(ExitCode::kData, !fs::exists(path / kManifestName, ignored), flag_, " ",
+                  path.string(), " is a dataset, not text: it has a ", kManifestName,
+                  ". Name the text of which the dataset was made.");
       for (const fs::path& below : FilesBelow(path)) {
         if (!AddFile(below, below.lexically_relative(path))) ++found_.num_skipped;
       }
@@ -122,6 +126,7 @@ class Collector {
     return true;
   }
 
+  const std::string& flag_;
   std::span<const TextFormat> formats_;
   InputFiles found_;
   std::set<fs::path> seen_;
@@ -131,7 +136,7 @@ class Collector {
 
 InputFiles FindInputFiles(const std::vector<std::string>& names, const std::string& flag,
                           std::span<const TextFormat> formats) {
-  Collector collector(formats);
+  Collector collector(flag, formats);
   for (const std::string& name : names) {
     std::error_code ignored;
     // An existing name is not a pattern, because a file may be called "a[1].txt".

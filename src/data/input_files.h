@@ -33,8 +33,9 @@ struct InputFiles {
 
 // Returns named files in the given order, the files of folders recursively and sorted by path
 // (without the datasets in them), and matches of patterns in the order of glob(7). A file that is
-// found twice is used once. Throws Error kData if a name matches nothing or a named file has an
-// unknown format. `flag` is the option that the names come from, for error messages.
+// found twice is used once. Throws Error kData if a name matches nothing or is a dataset, or if a
+// named file has an unknown format. `flag` is the option that the names come from, for error
+// messages.
 InputFiles FindInputFiles(const std::vector<std::string>& names,
                           const std::string& flag = "--input",
                           std::span<const TextFormat> formats = kTextFormats);

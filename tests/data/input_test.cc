@@ -73,6 +73,9 @@ TEST(InputFilesTest, DatasetsInAFolderAreNoText) {
   }
   EXPECT_EQ(FileNames(FindInputFiles({dir.path().string()})),
             (std::vector<std::string>{"a.txt", "b.txt"}));
+  EXPECT_HL_ERROR(
+      FindInputFiles({(dir / "books.data").string()}), ExitCode::kData, "--input ",
+      "books.data is a dataset, not text: it has a manifest.pb. Name the text of which");
 }
 
 TEST(InputFilesTest, PatternsNamesAndRepeats) {
