@@ -134,14 +134,16 @@ class Collector {
 
 }  // namespace
 
+std::vector<fs::path> MatchingPaths(const std::string& name) {
+  std::error_code ignored;
+  return fs::exists(name, ignored) ? std::vector<fs::path>{name} : Glob(name);
+}
+
 InputFiles FindInputFiles(const std::vector<std::string>& names, const std::string& flag,
                           std::span<const TextFormat> formats) {
   Collector collector(flag, formats);
   for (const std::string& name : names) {
-    std::error_code ignored;
-    // An existing name is not a pattern, because a file may be called "a[1].txt".
-    const std::vector<fs::path> paths =
-        fs::exists(name, ignored) ? std::vector<fs::path>{name} : Glob(name);
+    const std::vector<fs::path> paths = MatchingPaths(name);
     HL_CHECK_AS(ExitCode::kData, !paths.empty(), "no file matches ", flag, " ", name,
                 ". Give a file, a folder or a pattern of ", KnownExtensions(formats));
     for (const fs::path& path : paths) collector.Add(path);

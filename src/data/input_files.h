@@ -39,6 +39,9 @@ struct InputFiles {
 InputFiles FindInputFiles(const std::vector<std::string>& names,
                           const std::string& flag = "--input",
                           std::span<const TextFormat> formats = kTextFormats);
+// Returns the path that has this name, or the matches of a pattern in the order of glob(7). An
+// existing name is not a pattern, because a file may be called "a[1].txt".
+std::vector<std::filesystem::path> MatchingPaths(const std::string& name);
 // Throws Error kUsage if a file is in both lists, because a loss on text that was trained on does
 // not measure generalization. `flag` is the option of `held_out`.
 void RequireApart(const InputFiles& training, const InputFiles& held_out, const std::string& flag);

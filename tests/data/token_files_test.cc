@@ -147,6 +147,73 @@ TEST_F(TokenFilesTest, TextsBeginWithBosIfAllDocumentsDo) {
     }
 }
 
+// llm.c writes only bos between the documents of Llama 3.
+TEST_F(TokenFilesTest, BosSeparatesDocumentsIfThereIsNoEos) {
+  for (const auto& [name, bytes] : test::BpeFiles(test::SmallBpeWithBosJson()))
+    test::WriteText(dir_ / "hf" / name, bytes);
+  using test::kBegin, test::kEnd, test::kHello;
+  const auto prepare = [&](const std::string& name, bool in_place) {
+    PrepareConfig config = Config(name + ".bin", Concat(name, in_place));
+    config.input.tokenizer = dir_ / "hf";
+    config.in_place = in_place;
+    testing::internal::CaptureStderr();
+    PrepareTokenFiles(config);
+    return testing::internal::GetCapturedStderr();
+  };
+  const auto documents = [&](const std::string& name) {
+    return Dataset::Open(dir_ / name).split(Split::kTrain).num_documents;
+  };
+  const auto warns = [](const std::string& log, const std::string& name) {
+    return log.find(Concat("1 of 1 token files have no eos (id ", kEnd, "), starting with ")) !=
+               std::string::npos &&
+           log.find(name + ".bin. Each is one document") != std::string::npos;
+  };
+  WriteNanoGpt("bos.bin", {kBegin, kHello, 'a', kBegin, 'b', kBegin, kHello});
+  EXPECT_EQ(prepare("bos", false), "");
+  const Ids cut = {kBegin, kHello, 'a', kEnd, kBegin, 'b', kEnd, kBegin, kHello, kEnd};
+  EXPECT_EQ(test::ReadAll(Dataset::Open(dir_ / "bos0"), Split::kTrain), cut);
+  EXPECT_EQ(documents("bos0"), 3);
+  EXPECT_TRUE(Dataset::Open(dir_ / "bos0").LoadTokenizer()->begins_with_bos());
+  const std::string linked = prepare("bos", true);
+  EXPECT_TRUE(warns(linked, "bos")) << linked;
+  EXPECT_NE(linked.find("Without --in-place, bos separates the documents"), std::string::npos);
+  EXPECT_EQ(documents("bos1"), 1);
+
+  // A bos within a document of a file with eos is a token like others.
+  WriteNanoGpt("both.bin", {kBegin, 'a', kBegin, 'b', kEnd});
+  EXPECT_EQ(prepare("both", false), "");
+  EXPECT_EQ(documents("both0"), 1);
+
+  WriteNanoGpt("neither.bin", {kHello, 'a', kBegin, 'b'});
+  for (const bool in_place : {false, true}) {
+    const std::string log = prepare("neither", in_place);
+    EXPECT_TRUE(warns(log, "neither")) << log;
+    EXPECT_EQ(documents(Concat("neither", in_place)), 1);
+  }
+
+  WriteMegatron<uint16_t>("mega", 8, {{{kHello}}, {{'a', 'b'}}});
+  EXPECT_EQ(prepare("mega", false), "") << "the index has the documents";
+  EXPECT_EQ(documents("mega0"), 2);
+}
+
+TEST_F(TokenFilesTest, PatternsAndRepeats) {
+  WriteNanoGpt("part_2.bin", {120, 1});
+  WriteNanoGpt("part_1.bin", {100, 101, 102, 1, 110, 111, 1});
+  EXPECT_EQ(Prepared("part_?.bin", "pattern"), kText);
+  PrepareConfig config = Config("part_1.bin", "twice");
+  fs::create_symlink(dir_ / "part_1.bin", dir_ / "link.bin");
+  for (const char* name : {"part_1.bin", "link.bin", "part_*.bin"})
+    config.input.paths.push_back((dir_ / name).string());
+  EXPECT_EQ(PrepareTokenFiles(config).num_files, 2);
+  EXPECT_EQ(test::ReadAll(Dataset::Open(dir_ / "twice"), Split::kTrain), kText);
+  config.output.out = dir_ / "linked";
+  config.in_place = true;
+  EXPECT_EQ(PrepareTokenFiles(config).train.num_tokens, std::ssize(kText));
+  config.input.validation_paths = {(dir_ / "none_*.bin").string()};
+  EXPECT_HL_ERROR(PrepareTokenFiles(config), ExitCode::kData, "no file matches --validation-input ",
+                  "none_*.bin. Give a token file (.bin) or a pattern");
+}
+
 // A split by content does not depend on the pieces in which a file is read.
 TEST_F(TokenFilesTest, ContentChoosesTheSplit) {
   Ids ids;
@@ -276,8 +343,8 @@ TEST_F(TokenFilesTest, WrongFilesAreNamed) {
   test::WriteText(dir_ / "odd.bin", "abc");
   EXPECT_HL_ERROR(Prepared("odd.bin", "b"), ExitCode::kData, "odd.bin has 3 bytes, which are no ",
                   "16 bits");
-  EXPECT_HL_ERROR(Prepared("none.bin", "c"), ExitCode::kData, "cannot read ", "none.bin",
-                  "Check the name");
+  EXPECT_HL_ERROR(Prepared("none.bin", "c"), ExitCode::kData, "no file matches --input ",
+                  "none.bin. Give a token file (.bin)");
   WriteNanoGpt("one.bin", {100, 101});
   test::WriteText(dir_ / "one.idx", "not an index, but long enough for a header");
   EXPECT_HL_ERROR(Prepared("one.bin", "d"), ExitCode::kData, "one.idx is not an index of Megatron");

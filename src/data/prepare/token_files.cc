@@ -8,10 +8,13 @@
 #include <fstream>
 #include <memory>
 #include <optional>
+#include <set>
+#include <string_view>
 #include <utility>
 
 #include "core/error.h"
 #include "core/log.h"
+#include "data/input_files.h"
 #include "data/manifest.h"
 #include "data/prepare/document_encoder.h"
 #include "data/prepare/publish_dataset.h"
@@ -92,8 +95,10 @@ struct Piece {
   bool ends = false;
 };
 
+constexpr std::string_view kNanoGpt = "nanogpt", kLlmC = "llm.c", kMegatron = "megatron";
+
 struct TokenFileLayout {
-  const char* format = "";
+  std::string_view format;
   IdType type = IdType::kU16;
   std::vector<Piece> pieces;
 };
@@ -122,7 +127,7 @@ TokenFileLayout ReadMegatronIndex(const fs::path& path) {
   const auto lengths = index.Values<int32_t>(34, num_sequences);
   const auto offsets = index.Values<int64_t>(34 + 4 * num_sequences, num_sequences);
   const auto ends = index.Values<int64_t>(34 + 12 * num_sequences, num_ends);
-  TokenFileLayout layout = {.format = "megatron", .type = *kTypes[code], .pieces = {}};
+  TokenFileLayout layout = {.format = kMegatron, .type = *kTypes[code], .pieces = {}};
   for (uint64_t i = 0; i < num_sequences; ++i) {
     HL_CHECK_AS(ExitCode::kData, lengths[i] >= 0 && offsets[i] >= 0, path.string(), ": sequence ",
                 i, " has the length ", lengths[i], ": the index is damaged. Copy it again.");
@@ -147,7 +152,7 @@ TokenFileLayout ReadLayout(BinaryFile& file, int vocab_size) {
   constexpr int32_t kSixteenBits = 20240520, kThirtyTwoBits = 20240801;
   const int32_t magic = file.size() >= kHeaderBytes ? file.Value<int32_t>(0) : 0;
   if (magic == kSixteenBits || magic == kThirtyTwoBits) {
-    return {.format = "llm.c",
+    return {.format = kLlmC,
             .type = magic == kSixteenBits ? IdType::kU16 : IdType::kI32,
             .pieces = {{kHeaderBytes, static_cast<uint32_t>(file.Value<int32_t>(8)), true}}};
   }
@@ -155,7 +160,7 @@ TokenFileLayout ReadLayout(BinaryFile& file, int vocab_size) {
   HL_CHECK_AS(ExitCode::kData, file.size() % BytesOf(type) == 0, file.path().string(), " has ",
               file.size(), " bytes, which are no whole ids of ", 8 * BytesOf(type),
               " bits. Copy it again, or use a tokenizer of the right vocabulary.");
-  return {.format = "nanogpt", .type = type, .pieces = {{0, file.size() / BytesOf(type), true}}};
+  return {.format = kNanoGpt, .type = type, .pieces = {{0, file.size() / BytesOf(type), true}}};
 }
 
 // Reads the ids of a token file, document by document.
@@ -185,7 +190,9 @@ class TokenFile {
   }
 
   bool at_end() const { return at_ == layout_.pieces.size(); }
-  const char* format() const { return layout_.format; }  // "nanogpt", "llm.c" or "megatron"
+  std::string_view format() const { return layout_.format; }
+  // True if an index says where documents end.
+  bool has_index() const { return layout_.format == kMegatron; }
   // If all ids are one piece of the file, returns its first byte; otherwise nothing. Megatron's
   // files have several pieces, even if they are adjacent.
   std::optional<uint64_t> only_piece() const {
@@ -224,21 +231,38 @@ class TokenFile {
   uint64_t num_bytes_read_ = 0;
 };
 
+// Returns the files with these names or patterns. A file that is found twice is used once.
+InputFiles FindTokenFiles(const std::vector<std::string>& names, const char* flag) {
+  InputFiles found;
+  std::set<fs::path> seen;
+  for (const std::string& name : names) {
+    const std::vector<fs::path> paths = MatchingPaths(name);
+    HL_CHECK_AS(ExitCode::kData, !paths.empty(), "no file matches ", flag, " ", name,
+                ". Give a token file (.bin) or a pattern of such files.");
+    for (const fs::path& path : paths)
+      if (seen.insert(fs::canonical(path)).second)
+        found.files.push_back({.path = path, .name = path.filename().string()});
+  }
+  return found;
+}
+
 // One run of `prepare` on token files.
 class TokenFilesRun {
  public:
   explicit TokenFilesRun(const PrepareConfig& config)
-      : config_(config), tokenizer_(OpenTokenizer(config.input.tokenizer)) {
+      : config_(config),
+        training_(FindTokenFiles(config.input.paths, "--input")),
+        validation_(FindTokenFiles(config.input.validation_paths, "--validation-input")),
+        tokenizer_(OpenTokenizer(config.input.tokenizer)) {
     for (int32_t id = 0; id < tokenizer_->vocab_size(); ++id) {
       std::string bytes;
       tokenizer_->AppendBytes(id, /*at_start=*/false, bytes);
       bytes_of_.push_back(std::ssize(bytes));
     }
-    for (const auto* paths : {&config.input.paths, &config.input.validation_paths})
-      for (const std::string& path : *paths)
-        progress_.total_disk_bytes += TokenFile(path, tokenizer_->vocab_size()).num_bytes();
-    RequireApart(FilesOf(config.input.paths), FilesOf(config.input.validation_paths),
-                 "--validation-input");
+    for (const InputFiles* inputs : {&training_, &validation_})
+      for (const InputFile& file : inputs->files)
+        progress_.total_disk_bytes += TokenFile(file.path, tokenizer_->vocab_size()).num_bytes();
+    RequireApart(training_, validation_, "--validation-input");
   }
 
   Manifest WriteFiles(const fs::path& folder) {
@@ -246,14 +270,13 @@ class TokenFilesRun {
   }
 
   PrepareSummary Summarise(const Manifest& manifest) const {
-    const PrepareInput& input = config_.input;
     return {.train = manifest.train.info,
             .validation = manifest.validation.info,
             .vocab_size = manifest.vocab_size,
             .tokenizer_kind = manifest.tokenizer_kind,
             .documents = DocumentMode::kRecord,
-            .first_file = fs::path(input.paths.front()).filename().string(),
-            .num_files = std::ssize(input.paths) + std::ssize(input.validation_paths),
+            .first_file = training_.files.front().name,
+            .num_files = std::ssize(training_.files) + std::ssize(validation_.files),
             .special_names = {},
             .num_validation_in_train = held_out_.num_in_train(),
             .seconds = 0,
@@ -263,12 +286,9 @@ class TokenFilesRun {
  private:
   // The beginning of a document decides its split, like ContentHash of text.
   static constexpr size_t kHashedIds = (64 << 10) / sizeof(int32_t);
+  static constexpr size_t kIdsPerRead = 1 << 20;
 
-  static InputFiles FilesOf(const std::vector<std::string>& paths) {
-    InputFiles inputs;
-    for (const std::string& path : paths) inputs.files.push_back({.path = path});
-    return inputs;
-  }
+  bool has_validation_files() const { return !validation_.files.empty(); }
 
   Manifest CopyFiles(const fs::path& folder) {
     progress_.phase = "copying tokens";
@@ -277,15 +297,14 @@ class TokenFilesRun {
     ShardWriter validation({folder, Split::kValidation, token_bytes, config_.output.shard_tokens});
     DocumentRules rules = {.validation_fraction = config_.input.FractionOrUsual(),
                            .split_seed = config_.input.split_seed};
-    const bool held_out = !config_.input.validation_paths.empty();
+    const bool held_out = has_validation_files();
     if (held_out) {
       // First, so that all of it is known when the training documents are compared with it.
       rules.split = Split::kValidation;
-      for (const std::string& path : config_.input.validation_paths)
-        Copy(path, rules, train, validation);
+      for (const InputFile& file : validation_.files) Copy(file, rules, train, validation);
       rules.split = Split::kTrain;
     }
-    for (const std::string& path : config_.input.paths) Copy(path, rules, train, validation);
+    for (const InputFile& file : training_.files) Copy(file, rules, train, validation);
     Manifest manifest;
     manifest.train = train.Finish();
     manifest.validation = validation.Finish();
@@ -302,12 +321,12 @@ class TokenFilesRun {
     progress_.phase = "reading tokens";
     Manifest manifest;
     manifest.in_place = true;
-    manifest.train = LinkSplit(folder, Split::kTrain, config_.input.paths);
-    manifest.validation = LinkSplit(folder, Split::kValidation, config_.input.validation_paths);
+    manifest.train = LinkSplit(folder, Split::kTrain, training_);
+    manifest.validation = LinkSplit(folder, Split::kValidation, validation_);
     Check(manifest);
     SaveOwnTokenizer(folder, manifest);
     manifest.documents = Name(DocumentMode::kRecord);
-    manifest.validation_input = !config_.input.validation_paths.empty();
+    manifest.validation_input = has_validation_files();
     return manifest;
   }
 
@@ -326,14 +345,13 @@ class TokenFilesRun {
   }
   void CountBos(int32_t first_id) { num_with_bos_ += first_id == tokenizer_->special_ids().bos; }
 
-  SplitRecord LinkSplit(const fs::path& folder, Split split,
-                        const std::vector<std::string>& paths) {
+  SplitRecord LinkSplit(const fs::path& folder, Split split, const InputFiles& inputs) {
     SplitRecord record;
     SourceList sources;
-    for (const std::string& path : paths) {
-      sources.Begin(fs::path(path).filename().string());
+    for (const InputFile& file : inputs.files) {
+      sources.Begin(file.name);
       const SplitInfo before = record.info;
-      LinkFile(path, folder, split, record);
+      LinkFile(file.path, folder, split, record);
       sources.Count(record.info.num_tokens - before.num_tokens,
                     record.info.num_documents - before.num_documents);
     }
@@ -344,17 +362,17 @@ class TokenFilesRun {
 
   // Reads a token file, links it as one shard for each max_linked_tokens of its ids, and writes
   // their indexes. Adds what the file contains to `record`.
-  void LinkFile(const std::string& path, const fs::path& folder, Split split, SplitRecord& record) {
+  void LinkFile(const fs::path& path, const fs::path& folder, Split split, SplitRecord& record) {
     TokenFile file(path, tokenizer_->vocab_size());
     const int token_bytes = TokenBytes(tokenizer_->vocab_size());
     const std::optional<uint64_t> begin = file.only_piece();
     HL_CHECK_AS(
         ExitCode::kUsage,
-        begin.has_value() && file.id_bytes() == static_cast<uint64_t>(token_bytes), path, " (",
-        file.format(), ", ids of ", file.id_bytes(),
+        begin.has_value() && file.id_bytes() == static_cast<uint64_t>(token_bytes), path.string(),
+        " (", file.format(), ", ids of ", file.id_bytes(),
         " bytes) cannot be read in place: only files of nanoGPT and llm.c can, with ids of ",
         token_bytes, " bytes for this vocabulary. Leave out --in-place to copy the ids.");
-    HL_CHECK_AS(ExitCode::kData, file.num_bytes() >= *begin + file.id_bytes(), path,
+    HL_CHECK_AS(ExitCode::kData, file.num_bytes() >= *begin + file.id_bytes(), path.string(),
                 " has no ids. Name a file with ids.");
     const fs::path target = fs::canonical(path);
     const Fd fd = OpenFile(target, O_RDONLY, ExitCode::kData);
@@ -376,7 +394,9 @@ class TokenFilesRun {
       record.shards.push_back(std::exchange(shard, whole));
     };
     const uint64_t before = progress_.disk_bytes;
-    int32_t last = tokenizer_->eos_id();
+    const int32_t eos = tokenizer_->eos_id();
+    int64_t num_eos = 0;
+    int32_t last = eos;
     for (std::vector<int32_t> ids; !file.at_end();) {
       config_.output.RequireGoingOn();
       file.Next(kBlockTokens, ids);
@@ -385,16 +405,17 @@ class TokenFilesRun {
       index.tokens.push_back({.offset = offset, .hash = HashOfIds(ids, token_bytes)});
       offset += ids.size() * static_cast<uint64_t>(token_bytes);
       shard.num_tokens += std::ssize(ids);
-      record.info.num_documents += std::ranges::count(ids, tokenizer_->eos_id());
+      num_eos += std::ranges::count(ids, eos);
       for (const int32_t id : ids) {
         record.info.num_bytes += bytes_of_[static_cast<size_t>(id)];
-        if (last == tokenizer_->eos_id()) CountBos(id);
+        if (last == eos) CountBos(id);
         last = id;
       }
       progress_.disk_bytes = before + file.num_bytes_read();
       config_.output.Report(progress_);
     }
-    if (last != tokenizer_->eos_id()) ++record.info.num_documents;
+    record.info.num_documents += num_eos + (last != eos ? 1 : 0);
+    if (num_eos == 0 && !file.has_index()) without_eos_.push_back(path);
     end_shard();
   }
 
@@ -405,18 +426,41 @@ class TokenFilesRun {
     return HashBytes(narrow.data(), narrow.size() * sizeof(uint16_t));
   }
 
-  void Copy(const std::string& path, const DocumentRules& rules, ShardWriter& train,
-            ShardWriter& validation) {
-    const std::string name = fs::path(path).filename().string();
-    train.BeginSource(name);
-    validation.BeginSource(name);
+  // Where the ids of a file without an index are cut into documents.
+  enum class Cut : uint8_t { kAfterEos, kBeforeBos, kNowhere };
+
+  // Files that begin with bos and have no eos are of trainers that only write bos between
+  // documents, such as llm.c for Llama 3. The search ends at the first eos.
+  Cut FindCut(const fs::path& path) const {
+    const SpecialIds special = tokenizer_->special_ids();
     TokenFile file(path, tokenizer_->vocab_size());
+    if (file.has_index()) return Cut::kAfterEos;
+    std::optional<int32_t> first;
+    for (std::vector<int32_t> ids; !file.at_end();) {
+      config_.output.RequireGoingOn();
+      file.Next(kIdsPerRead, ids);
+      if (std::ranges::find(ids, special.eos) != ids.end()) return Cut::kAfterEos;
+      if (!first && !ids.empty()) first = ids.front();
+    }
+    if (!first) return Cut::kAfterEos;
+    return *first == special.bos ? Cut::kBeforeBos : Cut::kNowhere;
+  }
+
+  void Copy(const InputFile& input, const DocumentRules& rules, ShardWriter& train,
+            ShardWriter& validation) {
+    train.BeginSource(input.name);
+    validation.BeginSource(input.name);
+    const Cut cut = FindCut(input.path);
+    if (cut == Cut::kNowhere) without_eos_.push_back(input.path);
+    const int32_t bos = tokenizer_->special_ids().bos;
+    TokenFile file(input.path, tokenizer_->vocab_size());
     const uint64_t before = progress_.disk_bytes;
     std::vector<int32_t> ids;
     while (!file.at_end()) {
       config_.output.RequireGoingOn();
-      const bool ends = file.Next(1 << 20, ids);
+      const bool ends = file.Next(kIdsPerRead, ids);
       for (const int32_t id : ids) {
+        if (cut == Cut::kBeforeBos && id == bos) EndDocument(rules, train, validation);
         if (id == tokenizer_->eos_id()) {
           EndDocument(rules, train, validation);
         } else {
@@ -437,7 +481,7 @@ class TokenFilesRun {
       const Hash128 content = HashBytes(pending_.data(), pending_.size() * sizeof(int32_t));
       const Split split = ChooseSplit(content, rules);
       writer_ = split == Split::kTrain ? &train : &validation;
-      if (!config_.input.validation_paths.empty()) held_out_.Add(split, content);
+      if (has_validation_files()) held_out_.Add(split, content);
       writer_->BeginDocument();
       ++progress_.num_documents;
       CountBos(pending_.front());
@@ -459,13 +503,27 @@ class TokenFilesRun {
     writer_ = nullptr;
   }
 
+  void WarnOfFilesWithoutEos() const {
+    if (without_eos_.empty()) return;
+    HL_WARN(
+        "prepare", without_eos_.size(), " of ", training_.files.size() + validation_.files.size(),
+        " token files have no eos (id ", tokenizer_->eos_id(), "), starting with ",
+        without_eos_.front().string(),
+        ". Each is one document, so a model's state never restarts in it. Name the tokenizer that "
+        "made the ids, or use files with eos between documents",
+        config_.in_place
+            ? ". Without --in-place, bos separates the documents of files that begin with it."
+            : ".");
+  }
+
   void Check(const Manifest& manifest) const {
+    WarnOfFilesWithoutEos();
     const int64_t train = manifest.train.info.num_documents;
     const int64_t validation = manifest.validation.info.num_documents;
-    HL_CHECK_AS(ExitCode::kData, train + validation > 0, config_.input.paths.front(),
+    HL_CHECK_AS(ExitCode::kData, train + validation > 0, training_.files.front().path.string(),
                 " contains no ids. Name a file with ids.");
-    const bool held_out = !config_.input.validation_paths.empty();
-    const bool wanted = held_out || (!config_.in_place && config_.input.FractionOrUsual() > 0);
+    const bool wanted =
+        has_validation_files() || (!config_.in_place && config_.input.FractionOrUsual() > 0);
     HL_CHECK_AS(ExitCode::kData, train > 0 && (validation > 0 || !wanted), "of ",
                 train + validation, " documents, ", train, " are for training and ", validation,
                 " for validation. Use --validation-input for a token file of validation ids, "
@@ -473,8 +531,10 @@ class TokenFilesRun {
   }
 
   const PrepareConfig& config_;
+  const InputFiles training_, validation_;
   const std::unique_ptr<Tokenizer> tokenizer_;
-  std::vector<int64_t> bytes_of_;  // The bytes of text that each id represents.
+  std::vector<fs::path> without_eos_;  // Files that are one document for want of an eos.
+  std::vector<int64_t> bytes_of_;      // The bytes of text that each id represents.
   PrepareProgress progress_;
   int64_t num_with_bos_ = 0;       // Documents.
   HeldOutContents held_out_;       // Only with validation files that are copied.
