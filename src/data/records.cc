@@ -90,7 +90,12 @@ void ForEachJsonRecord(const TextChunk& chunk, const std::vector<RecordField>& f
     try {
       json = nlohmann::json::parse(line);
     } catch (const nlohmann::json::exception& error) {
-      HL_FAIL(ExitCode::kData, place, "not a JSON record: ", error.what());
+      std::string words = error.what();
+      // The parser counts lines within the record, which is a single line of the file.
+      constexpr std::string_view kLineOfRecord = "at line 1, ";
+      if (const size_t at = words.find(kLineOfRecord); at != std::string::npos)
+        words.replace(at, kLineOfRecord.size(), "at ");
+      HL_FAIL(ExitCode::kData, place, "not a JSON record: ", words);
     }
     HL_CHECK_AS(ExitCode::kData, json.is_object(), place, "a JSON ", json.type_name(),
                 " where a record {\"", fields.front().name, "\": \"...\"} should be");

@@ -370,7 +370,7 @@ TEST(DocumentsTest, BadRecordsNameFileAndLine) {
   };
   expect("{\"id\": 1, \"body\": \"x\"}",
          {"bad.jsonl:3: ", "no field 'text'", "body, id", "--field"});
-  expect("{\"text\": \"x\"", {"bad.jsonl:3: ", "not a JSON record", "parse error"});
+  expect("{\"text\": \"x\"", {"bad.jsonl:3: ", "not a JSON record", "parse error at column 13"});
   expect("{\"text\": 5}", {"bad.jsonl:3: ", "'text' is a JSON number"});
   expect("[1, 2]", {"bad.jsonl:3: ", "a JSON array where a record"});
   WriteText(dir / "bad.jsonl", good + "{\"text\": \"" + std::string(3000, 'x') + "\"}\n");
@@ -392,6 +392,35 @@ TEST(DocumentsTest, InvalidUtf8) {
                                         "not \xEF\xBF\xBD"
                                         "fine",
                                         "more"}));
+  }
+}
+
+// Files that Python's json wrote from damaged text have such escapes.
+TEST(DocumentsTest, HalvesOfSurrogatePairs) {
+  const TempDir dir;
+  const std::string pair = R"(\ud83d\ude00)", smile = "\xF0\x9F\x98\x80", bad = "\xEF\xBF\xBD";
+  const auto read = [&](const std::string& value, bool replace) {
+    WriteText(dir / "a.jsonl", "{\"text\": \"fine\"}\n{\"text\": \"" + value + "\"}\n");
+    return Documents(dir / "a.jsonl", {.chunk_bytes = 1}, {.replace_invalid_utf8 = replace}).at(1);
+  };
+  struct Case {
+    std::string json, half, text;
+  };
+  for (const auto& [json, half, text] :
+       {Case{R"(\ud83d)", R"(\ud83d)", bad}, Case{R"(a\uDE00b)", R"(\uDE00)", "a" + bad + "b"},
+        Case{R"(\ude00\ud83d)", R"(\ude00)", bad + bad},
+        Case{R"(\uD83D)" + pair, R"(\uD83D)", bad + smile},
+        Case{R"(\\\ud83d\n)", R"(\ud83d)", "\\" + bad + "\n"}}) {
+    EXPECT_HL_ERROR(read(json, false), ExitCode::kData,
+                    "a.jsonl:2: the escape " + half + " is half", "--invalid-utf8 replace");
+    EXPECT_EQ(read(json, true), text) << json;
+  }
+  for (const auto& [json, text] :
+       {std::pair(pair, smile), std::pair(pair + pair, smile + smile),
+        std::pair<std::string, std::string>(R"(\\ud83d)", R"(\ud83d)"),
+        std::pair<std::string, std::string>(R"(\u20ac\"\u0041)", "\xE2\x82\xAC\"A")}) {
+    EXPECT_EQ(read(json, false), text) << json;
+    EXPECT_EQ(read(json, true), text) << json;
   }
 }
 

@@ -81,7 +81,9 @@ void AddDocuments(OptionDeclarer& declare, PrepareOptions& options) {
                "document");
   declare("--field", options.input.field, "The field of a JSON record that contains the text");
   declare("--invalid-utf8", options.input.replace_invalid_utf8,
-          "Reaction to bytes that are not UTF-8: an error, or replacement by U+FFFD", invalid_utf8);
+          "Reaction to bytes that are not UTF-8, and to JSON escapes of half a surrogate pair: an "
+          "error, or replacement by U+FFFD",
+          invalid_utf8);
   declare("--max-document-bytes", options.input.max_document_bytes,
           "Largest document that is held in memory. Byte-tokenised text has no limit");
 }

@@ -1,6 +1,7 @@
 #include "data/prepare/text_chunker.h"
 
 #include <algorithm>
+#include <charconv>
 #include <utility>
 
 #include "core/error.h"
@@ -81,7 +82,55 @@ const char* Name(DocumentMode mode) {
   return kNames[static_cast<int>(mode)];
 }
 
+namespace {
+
+constexpr size_t kEscapeBytes = 6;  // of \uXXXX
+
+// Returns the 16 bits of the escape \uXXXX at position `at`, or nothing if there is none.
+std::optional<uint16_t> UnicodeEscape(std::string_view json, size_t at) {
+  const std::string_view escape = json.substr(std::min(at, json.size()), kEscapeBytes);
+  uint16_t value = 0;
+  if (escape.size() < kEscapeBytes || !escape.starts_with("\\u")) return std::nullopt;
+  const auto [end, error] =
+      std::from_chars(escape.data() + 2, escape.data() + kEscapeBytes, value, 16);
+  const bool whole = error == std::errc() && end == escape.data() + kEscapeBytes;
+  return whole ? std::optional(value) : std::nullopt;
+}
+
+// Returns the position of the first escape at or after `from` that is one half of a surrogate pair
+// without the other, or npos. `from` must not be within an escape.
+size_t FindLoneSurrogate(std::string_view json, size_t from) {
+  const auto is_half = [&](size_t at, uint16_t first) {
+    const std::optional<uint16_t> value = UnicodeEscape(json, at);
+    return value && *value >= first && *value < first + 0x400;
+  };
+  for (size_t at = from; (at = json.find('\\', at)) != kNone;) {
+    const bool high = is_half(at, 0xD800), low = is_half(at, 0xDC00);
+    const bool pair = high && is_half(at + kEscapeBytes, 0xDC00);
+    if (!pair && (high || low)) return at;
+    at += pair ? 2 * kEscapeBytes : 2;
+  }
+  return kNone;
+}
+
+// As RequireUtf8, for the escapes of JSON records.
+void RequirePairedSurrogates(TextChunk& chunk, bool replace) {
+  for (size_t at = 0; (at = FindLoneSurrogate(chunk.text, at)) != kNone; at += kEscapeBytes) {
+    const auto line =
+        chunk.first_line +
+        std::count(chunk.text.begin(), chunk.text.begin() + static_cast<int64_t>(at), '\n');
+    HL_CHECK_AS(ExitCode::kData, replace, chunk.file->path.string(), ":", line, ": the escape ",
+                chunk.text.substr(at, kEscapeBytes),
+                " is half of a surrogate pair, which is no character. Correct the file, or replace "
+                "such escapes by U+FFFD with `halflife prepare --invalid-utf8 replace`.");
+    chunk.text.replace(at, kEscapeBytes, "\\ufffd");
+  }
+}
+
+}  // namespace
+
 void RequireUtf8(TextChunk& chunk, bool replace) {
+  if (chunk.file->format == TextFormat::kJsonl) RequirePairedSurrogates(chunk, replace);
   const size_t bad = FindInvalidUtf8(chunk.text);
   if (bad == std::string::npos) return;
   const auto line =

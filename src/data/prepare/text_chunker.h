@@ -53,8 +53,9 @@ struct TextChunk {
   std::string text;
 };
 
-// Requires that the chunk is valid UTF-8. Otherwise replaces invalid bytes by U+FFFD if `replace`
-// is set, or throws Error kData with their position.
+// Requires that the chunk is valid UTF-8, and that the escapes of JSON records are characters, not
+// halves of surrogate pairs. Otherwise replaces invalid bytes and escapes by U+FFFD if `replace` is
+// set, or throws Error kData with their position.
 void RequireUtf8(TextChunk& chunk, bool replace);
 
 // Only this many bytes at the beginning of a document decide its split, so that the split is known
