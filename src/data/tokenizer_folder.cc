@@ -7,6 +7,7 @@
 #include "core/json_text.h"
 #include "data/bpe/special_tokens.h"
 #include "data/bpe/tokenizer_json.h"
+#include "data/shard_layout.h"
 
 namespace halflife::data {
 namespace {
@@ -14,9 +15,10 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr char kKnown[] =
-    "`bytes`, a sentencepiece .model file, a byte-level BPE tokenizer.json, or a folder with one "
-    "of "
-    "kind.txt, tokenizer.json, tokenizer.model and ByT5's tokenizer_config.json";
+    "`bytes`, a sentencepiece .model file, a byte-level BPE tokenizer.json, the folder of a "
+    "dataset "
+    "or a run, or a folder with one of kind.txt, tokenizer.json, tokenizer.model and ByT5's "
+    "tokenizer_config.json";
 
 bool IsFile(const fs::path& path) {
   std::error_code ignored;
@@ -151,6 +153,8 @@ std::unique_ptr<Tokenizer> OpenTokenizer(const std::string& name) {
   std::error_code ignored;
   if (fs::is_directory(path, ignored)) {
     std::unique_ptr<Tokenizer> tokenizer = FindTokenizer(path);
+    const fs::path below = path / kTokenizerFolder;
+    if (tokenizer == nullptr && IsFile(below / kTokenizerKindFile)) return LoadTokenizer(below);
     HL_CHECK_AS(ExitCode::kData, tokenizer != nullptr, "the folder ", name,
                 " has no tokenizer. Use ", kKnown);
     return tokenizer;

@@ -24,8 +24,9 @@ constexpr char kBytesKind[] = "bytes";
 constexpr char kSentencePieceKind[] = "sentencepiece";
 constexpr char kBpeKind[] = "bpe";
 
-// Opens `bytes`, a sentencepiece .model file, a tokenizer.json with the files next to it, or a
-// folder as described below. Throws Error kData with the problem and a fix.
+// Opens `bytes`, a sentencepiece .model file, a tokenizer.json with the files next to it, a folder
+// as described below, or the tokenizer of the folder of a dataset or a run. Throws Error kData with
+// the problem and a fix.
 std::unique_ptr<Tokenizer> OpenTokenizer(const std::string& name);
 
 // Opens the tokenizer of a folder, the first of these that exists: that of a dataset or run

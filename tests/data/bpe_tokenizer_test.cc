@@ -502,6 +502,14 @@ TEST_F(TokenizerFolderTest, FindsWhatIsThere) {
                   "neither `bytes` nor");
 }
 
+// The folder of a dataset or a run has its tokenizer in a subfolder.
+TEST_F(TokenizerFolderTest, OfADatasetOrRun) {
+  std::filesystem::create_directory(dir_ / "tokenizer");
+  MakeBpe(SmallBpeJson())->Save(dir_ / "tokenizer");
+  EXPECT_EQ(OpenTokenizer(dir_.path().string())->eos_id(), test::kEnd);
+  EXPECT_EQ(FindTokenizer(dir_.path()), nullptr) << "inspect reads the files of the folder itself";
+}
+
 TEST_F(TokenizerFolderTest, SaysWhatOtherFoldersHold) {
   Write({{"vocab.txt", "[CLS]\n"}});
   EXPECT_HL_ERROR(FindTokenizer(dir_.path()), ExitCode::kData, "WordPiece");
