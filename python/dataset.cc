@@ -138,7 +138,8 @@ void DeclareDataset(nb::module_& module) {
           "split"_a = "train", nb::kw_only(), "seq_len"_a, "batch_size"_a, "seed"_a = 0,
           "first_step"_a = 0, "reset_at_documents"_a = true, nb::keep_alive<0, 1>(),
           "Returns an endless iterator of shuffled batches. A training run with the same seed, "
-          "sequence length and global batch reads the same rows in the same order.");
+          "sequence length and global batch, and with data.epoch_end fill, reads the same rows in "
+          "the same order.");
 }
 
 }  // namespace halflife::python

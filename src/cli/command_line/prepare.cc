@@ -46,10 +46,10 @@ void AddFiles(OptionDeclarer& declare, PrepareOptions& options) {
       "Link token files (.bin) of nanoGPT or llm.c instead of copying them. They must stay "
       "where they are, unchanged. Needs --validation-input or --validation-fraction 0");
   declare.Required("--out DIR", options.output.out, "The folder of the dataset; it must not exist");
-  declare.Flag(
-      "--resumable", options.text.resumable,
-      "Keep encoded text in OUT.journal (4 bytes per token) until the dataset is complete. "
-      "The same command then continues after an interruption, with the same result");
+  declare.Flag("--resumable", options.text.resumable,
+               "Keep encoded text in OUT.journal (4 bytes per token, 64 per document) until the "
+               "dataset is complete. The same command then continues after an interruption, with "
+               "the same result");
   declare("--threads", options.output.threads, "Worker threads; 0: one per core", NumThreads(0));
 }
 
@@ -76,9 +76,10 @@ void AddDocuments(OptionDeclarer& declare, PrepareOptions& options) {
           "record is always one document",
           documents)
       ->default_str("file");
-  declare.Flag("--dedup", options.text.dedup,
-               "Leave out documents whose whole text occurred before. Needs 16 bytes of memory per "
-               "document");
+  declare.Flag(
+      "--dedup", options.text.dedup,
+      "Leave out documents whose whole text occurred before. Needs about 48 bytes of memory "
+      "per document");
   declare("--field", options.input.field, "The field of a JSON record that contains the text");
   declare("--invalid-utf8", options.input.replace_invalid_utf8,
           "Reaction to bytes that are not UTF-8, and to JSON escapes of half a surrogate pair: an "

@@ -119,7 +119,8 @@ class Run {
   PrepareProgress progress_;
   int64_t num_empty_ = 0;
   struct LowHalf {
-    size_t operator()(const Hash128& hash) const { return hash.lo; }
+    // noexcept, so that the set does not also keep this value for each hash
+    size_t operator()(const Hash128& hash) const noexcept { return hash.lo; }
   };
   std::unordered_set<Hash128, LowHalf> seen_;  // only with dedup
   int64_t num_duplicates_ = 0;

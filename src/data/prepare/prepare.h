@@ -25,8 +25,8 @@ struct PrepareConfig {
   // How .txt files are split into documents. If not set, each file is one document. Each record of
   // a .jsonl file is always a document.
   std::optional<DocumentMode> documents = std::nullopt;
-  // Leaves out documents whose text (xxh3-128) occurred before. Needs 16 bytes of memory for each
-  // document, and holds whole documents in memory.
+  // Leaves out documents whose text (xxh3-128) occurred before. Needs about 48 bytes of memory for
+  // each document, and holds whole documents in memory.
   bool dedup = false;
   // Only for token files (.bin): shards are links to the files, which are read once and not copied.
   bool in_place = false;
