@@ -74,6 +74,10 @@ class SentencePieceTokenizer : public Tokenizer {
         [&](int32_t id) { ids.push_back(id); });
   }
 
+  std::vector<NameRange> SpecialNames(std::string_view text) const override {
+    return names_.FindAll(text);
+  }
+
   void CountSpecialNames(std::string_view text, NameCounts& counts) const override {
     names_.Split(
         text, [](std::string_view) {}, [&](int32_t id) { ++counts[model_->Piece(id).text]; });

@@ -129,6 +129,8 @@ class ByteTokenizer : public Tokenizer {
 
 }  // namespace
 
+std::vector<NameRange> Tokenizer::SpecialNames(std::string_view) const { return {}; }
+
 void Tokenizer::CountSpecialNames(std::string_view, NameCounts&) const {}
 
 std::map<std::string, std::string> Tokenizer::Files() const {

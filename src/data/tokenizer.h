@@ -65,6 +65,11 @@ constexpr const char* Name(SpecialTokens special) {
 // entry.
 using NameCounts = std::map<std::string, int64_t>;
 
+// The bytes [begin, end) of a text, with the name of a special token.
+struct NameRange {
+  size_t begin = 0, end = 0;
+};
+
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
@@ -87,6 +92,11 @@ class Tokenizer {
                               SpecialTokens special = SpecialTokens::kPlain) const;
   virtual void EncodeAppend(std::string_view text, SpecialTokens special,
                             std::vector<int32_t>& ids) const = 0;
+  // Returns where names of special tokens are in a text that is encoded with kParse, in order. The
+  // ids of the text are those of its parts between the begins of these names, one after another. So
+  // are the ids of each beginning of the text, for the names that are whole in it. Names for which
+  // this does not hold may be left out. Thread-safe.
+  virtual std::vector<NameRange> SpecialNames(std::string_view text) const;
   // Adds the occurrences of names in `text` that kPlain encodes as characters and kParse as ids.
   // Thread-safe.
   virtual void CountSpecialNames(std::string_view text, NameCounts& counts) const;

@@ -227,6 +227,11 @@ class BpeTokenizer : public Tokenizer {
   SpecialIds special_ids() const override { return special_; }
   bool keeps_invalid_bytes() const override { return false; }
 
+  std::vector<NameRange> SpecialNames(std::string_view text) const override {
+    if (FindInvalidUtf8(text) != std::string_view::npos) return {};  // it is repaired as a whole
+    return parsed_.raw.FindAll(text);
+  }
+
   void CountSpecialNames(std::string_view text, NameCounts& counts) const override {
     for (size_t at = 0; (at = text.find(eos_name_, at)) != std::string_view::npos;
          at += eos_name_.size())

@@ -229,4 +229,15 @@ void AddedTokenMatcher::Split(std::string_view text,
   if (done < text.size()) on_text(text.substr(done));
 }
 
+std::vector<NameRange> AddedTokenMatcher::FindAll(std::string_view text) const {
+  std::vector<NameRange> found;
+  for (size_t at = 0; at < text.size();) {
+    const AddedToken* token = LongestAt(text, at);
+    const size_t end = at + (token == nullptr ? 1 : token->content.size());
+    if (token != nullptr && !token->lstrip) found.push_back({at, end});
+    at = end;
+  }
+  return found;
+}
+
 }  // namespace halflife::data

@@ -46,6 +46,9 @@ class AddedTokenMatcher {
   // Calls `on_text` or `on_token` for each part of `text`, in order. `text` must be valid UTF-8.
   void Split(std::string_view text, const std::function<void(std::string_view)>& on_text,
              const std::function<void(int32_t)>& on_token) const;
+  // Returns where Split finds tokens, without those that also match white space before them. The
+  // part of the text before such a token is split as if the text ended there.
+  std::vector<NameRange> FindAll(std::string_view text) const;
 
  private:
   // Returns the longest token at position `at`; null if there is none.

@@ -47,13 +47,18 @@ void ConvertFromShareGpt(nlohmann::json& message) {
   if (message.contains("value")) message["content"] = message["value"];
 }
 
-// Encodes consecutive pieces of text as one text.
+// Encodes consecutive pieces of text as one text. The names of special tokens cut it into parts
+// that are encoded separately, so the time is linear in the length of a conversation with names.
 class TextRun {
  public:
   TextRun(const Tokenizer& tokenizer, std::span<const ChatPiece> pieces)
       : tokenizer_(tokenizer), pieces_(pieces) {
     for (const ChatPiece& piece : pieces) text_ += piece.text;
-    ids_ = tokenizer.Encode(text_, SpecialTokens::kParse);
+    for (const NameRange& name : tokenizer.SpecialNames(text_)) {
+      EncodePart(name.begin);
+      parts_.push_back({name.begin, name.end, ids_.size()});
+    }
+    EncodePart(text_.size());
   }
 
   void AppendTo(ChatTokens& tokens) const {
@@ -72,24 +77,39 @@ class TextRun {
   }
 
  private:
+  // A part of the text that begins with a name, except for the first one.
+  struct Part {
+    size_t begin = 0, name_end = 0;  // bytes of text
+    size_t num_ids_before = 0;
+  };
+
+  // Encodes the last part, which ends at `end`.
+  void EncodePart(size_t end) {
+    const size_t begin = parts_.back().begin;
+    tokenizer_.EncodeAppend(std::string_view(text_).substr(begin, end - begin),
+                            SpecialTokens::kParse, ids_);
+  }
+
   // Returns the tokens before and after a position in the text: first is the number of tokens that
   // end before it, second the number of those that begin before it. They differ by the one token
   // that contains text on both sides.
   std::pair<size_t, size_t> Split(size_t position) const {
     if (position == text_.size()) return {ids_.size(), ids_.size()};
-    const std::vector<int32_t> before =
-        tokenizer_.Encode(std::string_view(text_).substr(0, position), SpecialTokens::kParse);
-    const size_t length = std::min(before.size(), ids_.size());
-    const auto common = static_cast<size_t>(
-        std::mismatch(ids_.begin(), ids_.begin() + static_cast<ptrdiff_t>(length), before.begin())
-            .first -
-        ids_.begin());
-    return {common, std::min(common + (common < before.size() ? 1 : 0), ids_.size())};
+    // The last part whose name is not cut by the position. The tokens before it are not either.
+    const Part& part = *std::prev(
+        std::ranges::upper_bound(parts_, position, std::ranges::less(), &Part::name_end));
+    const std::vector<int32_t> before = tokenizer_.Encode(
+        std::string_view(text_).substr(part.begin, position - part.begin), SpecialTokens::kParse);
+    const std::span<const int32_t> ids = std::span(ids_).subspan(part.num_ids_before);
+    const auto common = static_cast<size_t>(std::ranges::mismatch(ids, before).in1 - ids.begin());
+    const size_t first = part.num_ids_before + common;
+    return {first, std::min(first + (common < before.size() ? 1 : 0), ids_.size())};
   }
 
   const Tokenizer& tokenizer_;
   const std::span<const ChatPiece> pieces_;
   std::string text_;
+  std::vector<Part> parts_ = std::vector<Part>(1);
   std::vector<int32_t> ids_;
 };
 

@@ -4,7 +4,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <random>
+
 #include "data/chat/chat_tokens.h"
+#include "data/sentencepiece_tokenizer.h"
 #include "data/small_bpe.h"
 #include "support/expect_error.h"
 
@@ -153,6 +158,69 @@ TEST(EncodeChat, MarksTokens) {
   assistant[0] = assistant[1] = false;
   assistant.back() = false;
   EXPECT_EQ(tokens.assistant, assistant) << "ab is one token, or abc";
+}
+
+// The definition: all text is encoded as one, and that before each border again.
+ChatTokens EncodeAsOne(const Tokenizer& tokenizer, const std::vector<ChatPiece>& pieces) {
+  std::string text;
+  for (const ChatPiece& piece : pieces) text += piece.text;
+  ChatTokens tokens = {.ids = tokenizer.Encode(text, SpecialTokens::kParse), .assistant = {}};
+  tokens.assistant.resize(tokens.ids.size());
+  const auto common = [&](size_t position) {
+    const auto before = tokenizer.Encode(text.substr(0, position), SpecialTokens::kParse);
+    const auto same = std::ranges::mismatch(tokens.ids, before);
+    const auto num_same = static_cast<size_t>(same.in1 - tokens.ids.begin());
+    const bool cuts = same.in2 != before.end() && position < text.size();
+    return std::pair(num_same, std::min(num_same + (cuts ? 1 : 0), tokens.ids.size()));
+  };
+  size_t end = 0;
+  for (const ChatPiece& piece : pieces) {
+    const size_t begin = end;
+    end += piece.text.size();
+    if (!piece.assistant) continue;
+    for (size_t i = common(begin).first; i < common(end).second; ++i) tokens.assistant[i] = true;
+  }
+  return tokens;
+}
+
+// Encodes random pieces of names, parts of names, white space and words.
+void ExpectPartsAsOneText(const Tokenizer& tokenizer) {
+  const std::vector<std::string> words = {
+      "<|end|>", "<|pad|>", "<tool>", "<|en", "d|>",      "<|", " ",  "\n",    "hello", " hello",
+      "abc",     "ab",      "c",      "</s>", "\xCC\x81", "1",  " 1", "<|end", "|>",    "</"};
+  std::mt19937 random(1);
+  const auto below = [&](size_t count) { return random() % count; };
+  for (int round = 0; round < 3000; ++round) {
+    std::vector<ChatPiece> pieces(1 + below(8));
+    for (ChatPiece& piece : pieces) {
+      piece.assistant = below(2) == 0;
+      for (size_t i = below(5); i > 0; --i) piece.text += words[below(words.size())];
+    }
+    const ChatTokens tokens = EncodeChat(tokenizer, pieces);
+    const ChatTokens expected = EncodeAsOne(tokenizer, pieces);
+    ASSERT_EQ(tokens.ids, expected.ids) << round;
+    ASSERT_EQ(tokens.assistant, expected.assistant) << round;
+  }
+}
+
+TEST(EncodeChat, PartsAreEncodedAsOneText) {
+  nlohmann::ordered_json json = test::SmallBpeJson(), strips = json;
+  json["normalizer"] = {{"type", "NFC"}};
+  // These tokens also match white space around them.
+  strips["added_tokens"][1]["lstrip"] = true;
+  strips["added_tokens"][0]["rstrip"] = true;
+  strips["added_tokens"][2]["normalized"] = true;
+  for (const auto& tokenizer : {test::MakeBpe(json), test::MakeBpe(strips), MakeByteTokenizer()})
+    ExpectPartsAsOneText(*tokenizer);
+}
+
+TEST(EncodeChat, PartsOfSentencePieceAreEncodedAsOneText) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "AddressSanitizer refuses the dlopen that sentencepiece needs";
+#endif
+  const std::vector<std::string> lines = {"hello hello abc", "<|end|> <tool> 1 ab",
+                                          "c 1 abc hello"};
+  ExpectPartsAsOneText(*MakeSentencePieceTokenizer(TrainSentencePiece(lines, 278)));
 }
 
 TEST(EncodeChat, NamesWithoutToken) {
