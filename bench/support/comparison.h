@@ -62,11 +62,11 @@ void SetSpeedRatios(Json& result, const Times& ours, const std::map<std::string,
       fastest([](const Times& t) { return t.both(); }) / ours.both();
 }
 
-// Sets the cost of a token, forward + backward, in nanoseconds per unit (tokens, or tokens x heads),
-// by length, and the ratio of the longest to the shortest. time(seq_len, times) adds one round at
-// this length; all lengths have equally many units. The ratio is the median of the ratios within a
-// round, because the machine's speed changes between rounds. Every other round runs in reverse
-// order.
+// Sets the cost of a token, forward + backward, in nanoseconds per unit (tokens, or tokens times
+// heads), by length, and the ratio of the longest to the shortest. time(seq_len, times) adds one
+// round at this length; all lengths have equally many units. The ratio is the median of the ratios
+// within a round, because the machine's speed changes between rounds. Every other round runs in
+// reverse order.
 template <typename Json>
 void SetCostsByLength(Json& result, std::vector<int64_t> lengths, int rounds, double units,
                       const std::function<void(int64_t seq_len, Times& times)>& time) {

@@ -522,8 +522,8 @@ TEST(StoreTest, ABranchFromAnotherFolderRenamesAllSteps) {
   EXPECT_EQ(LoadStep(run.path(), 1, SmallSpecs())->state.step, 15u);
 }
 
-// A new run that continues another run's step must not begin from new weights if it ended before its
-// first save and is started without --resume path.
+// A new run that continues another run's step must not begin from new weights if it ended before
+// its first save and is started without --resume path.
 TEST(StoreTest, ABranchWithoutAStepDoesNotStartAfresh) {
   const TempDir run, other;
   SaveStep(other.path(), {.step = 10}, SmallSpecs());
