@@ -353,8 +353,9 @@ std::optional<ckpt::LoadReport> Trainer::Load(
   return loaded;
 }
 
-// Throws if something that the run needs besides the step is missing or of another run. This is
-// found before newer steps are renamed.
+// Throws if the run cannot continue from a step: a dataset of a blend, the base weights of LoRA or
+// the scores of the initial model are missing or belong to another run. Called before newer steps
+// are renamed.
 void Trainer::RequireRunOfStep(const ckpt::StepState& state, const std::filesystem::path& step) {
   RequireStepsAreNotEpochs(config_, 0, SkippedSteps(state));
   data_.RequireSameSources(config_, state.data);

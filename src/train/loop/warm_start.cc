@@ -243,7 +243,7 @@ void CopyLoraBase(const fs::path& step, const fs::path& run, const std::string& 
   if (from == to) return;
   std::error_code error;
   if (const std::string present = RunOfLoraBase(to); !present.empty()) {
-    fs::rename(to, fs::path(to) += "." + present, error);  // the base of steps that were set aside
+    fs::rename(to, fs::path(to) += "." + present, error);  // the base of superseded steps
     HL_CHECK_AS(ExitCode::kCheckpointIo, !error, "cannot rename ", to.string(), ": ",
                 error.message(), ". Rename it yourself, and start the command again.");
   }
