@@ -27,15 +27,28 @@ std::string WithSpaces(std::string_view piece) {
   return text += piece;
 }
 
+// Sets normalizer_spec.add_dummy_prefix of a serialised model. Bytes that are appended to a message
+// of protobuf are merged into it.
+std::string WithDummyPrefix(std::string model_bytes, bool adds) {
+  constexpr char kNormalizerSpec = 3 << 3 | 2, kAddDummyPrefix = 3 << 3;  // fields 3 and 3
+  for (const char byte : {kNormalizerSpec, '\2', kAddDummyPrefix, adds ? '\1' : '\0'})
+    model_bytes += byte;
+  return model_bytes;
+}
+
 class SentencePieceTokenizer : public Tokenizer {
  public:
-  explicit SentencePieceTokenizer(std::string bytes) : bytes_(std::move(bytes)) {
-    std::string error;
-    model_ = LoadSentencePieceBridge().load(bytes_, error);
-    HL_CHECK_AS(ExitCode::kData, error.empty() && model_->vocab_size() > 0,
-                "not a sentencepiece model (", bytes_.size(),
-                " bytes); sentencepiece reports: ", error.empty() ? "it has no pieces" : error,
-                ". Use a .model file, --tokenizer bytes, or --train-tokenizer.");
+  SentencePieceTokenizer(std::string bytes, PrefixSpace prefix_space)
+      : bytes_(std::move(bytes)), prefix_space_(prefix_space), model_(Load(bytes_)) {
+    if (prefix_space != PrefixSpace::kModel) {
+      with_space_ = Load(WithDummyPrefix(bytes_, true));
+      without_space_ = Load(WithDummyPrefix(bytes_, false));
+      // The other rules do not fit a model that removes spaces at the beginning of a text.
+      std::vector<int32_t> word, after_space;
+      AppendPieces(*without_space_, "a", word);
+      AppendPieces(*without_space_, " a", after_space);
+      if (word == after_space) prefix_space_ = PrefixSpace::kModel;
+    }
     // Encode never produces a control piece, so eos in the ids always means the end of a document.
     HL_CHECK_AS(
         ExitCode::kData, model_->eos_id() >= 0,
@@ -68,11 +81,13 @@ class SentencePieceTokenizer : public Tokenizer {
   // As in the tokenizers library, the text between two special tokens is encoded separately.
   void EncodeAppend(std::string_view text, SpecialTokens special,
                     std::vector<int32_t>& ids) const override {
-    if (special == SpecialTokens::kPlain) return AppendPieces(text, ids);
-    names_.Split(
-        text, [&](std::string_view between) { AppendPieces(between, ids); },
-        [&](int32_t id) { ids.push_back(id); });
+    Append(text, special, /*at_start=*/true, ids);
   }
+  void ContinueAppend(std::string_view text, SpecialTokens special,
+                      std::vector<int32_t>& ids) const override {
+    Append(text, special, /*at_start=*/false, ids);
+  }
+  PrefixSpace prefix_space() const override { return prefix_space_; }
 
   std::vector<NameRange> SpecialNames(std::string_view text) const override {
     return names_.FindAll(text);
@@ -92,28 +107,70 @@ class SentencePieceTokenizer : public Tokenizer {
 
  protected:
   std::map<std::string, std::string> FilesOfKind() const override {
-    return {{kSentencePieceFile, bytes_}};
+    std::map<std::string, std::string> files = {{kSentencePieceFile, bytes_}};
+    if (prefix_space_ != PrefixSpace::kModel) {
+      files[kTokenizerConfigFile] =
+          Concat("{\"", kPrependScheme, "\": \"", PrependScheme(prefix_space_), "\"}\n");
+    }
+    return files;
   }
 
  private:
-  void AppendPieces(std::string_view text, std::vector<int32_t>& ids) const {
-    const std::string error = model_->Encode(text, ids);
+  static std::unique_ptr<SentencePieceModel> Load(const std::string& bytes) {
+    std::string error;
+    auto model = LoadSentencePieceBridge().load(bytes, error);
+    HL_CHECK_AS(ExitCode::kData, error.empty() && model->vocab_size() > 0,
+                "not a sentencepiece model (", bytes.size(),
+                " bytes); sentencepiece reports: ", error.empty() ? "it has no pieces" : error,
+                ". Use a .model file, --tokenizer bytes, or --train-tokenizer.");
+    return model;
+  }
+
+  void Append(std::string_view text, SpecialTokens special, bool at_start,
+              std::vector<int32_t>& ids) const {
+    if (special == SpecialTokens::kPlain) return AppendPart(text, at_start, ids);
+    names_.Split(
+        text,
+        [&](std::string_view part) {
+          AppendPart(part, at_start && part.data() == text.data(), ids);
+        },
+        [&](int32_t id) { ids.push_back(id); });
+  }
+
+  const SentencePieceModel& ModelFor(std::string_view part, bool at_start) const {
+    if (prefix_space_ == PrefixSpace::kModel) return *model_;
+    const bool has_space = part.starts_with(' ') || part.starts_with(kSpaceMark);
+    const bool adds =
+        prefix_space_ == PrefixSpace::kAlways || (prefix_space_ == PrefixSpace::kFirst && at_start);
+    return adds && !has_space ? *with_space_ : *without_space_;
+  }
+
+  void AppendPart(std::string_view text, bool at_start, std::vector<int32_t>& ids) const {
+    AppendPieces(ModelFor(text, at_start), text, ids);
+  }
+
+  static void AppendPieces(const SentencePieceModel& model, std::string_view text,
+                           std::vector<int32_t>& ids) {
+    const std::string error = model.Encode(text, ids);
     HL_CHECK_AS(ExitCode::kData, error.empty(), "sentencepiece cannot encode a text of ",
                 text.size(), " bytes: ", error);
   }
 
   const std::string kind_ = kSentencePieceKind;
   const std::string bytes_;
-  std::unique_ptr<SentencePieceModel> model_;
-  AddedTokenMatcher names_{std::vector<AddedToken>()};  // special tokens by name
-  std::vector<std::string> text_;                       // by id; empty for special and unused ids
-  bool adds_prefix_ = false;                            // the model adds a space before each text
+  PrefixSpace prefix_space_;
+  const std::unique_ptr<SentencePieceModel> model_;
+  std::unique_ptr<SentencePieceModel> with_space_, without_space_;  // null for kModel
+  AddedTokenMatcher names_{std::vector<AddedToken>()};              // special tokens by name
+  std::vector<std::string> text_;  // by id; empty for special and unused ids
+  bool adds_prefix_ = false;       // texts get a space in front
 };
 
 }  // namespace
 
-std::unique_ptr<Tokenizer> MakeSentencePieceTokenizer(std::string model_bytes) {
-  return std::make_unique<SentencePieceTokenizer>(std::move(model_bytes));
+std::unique_ptr<Tokenizer> MakeSentencePieceTokenizer(std::string model_bytes,
+                                                      PrefixSpace prefix_space) {
+  return std::make_unique<SentencePieceTokenizer>(std::move(model_bytes), prefix_space);
 }
 
 const SentencePieceBridge& LoadSentencePieceBridge() {

@@ -239,7 +239,10 @@ std::unique_ptr<Tokenizer> LoadKind(const fs::path& folder) {
   while (!kind.empty() && kind.back() == '\n') kind.pop_back();
   const auto read = [&](const char* name) { return ReadFile(folder / name, ExitCode::kData); };
   if (kind == kBytesKind) return MakeByteTokenizer();
-  if (kind == kSentencePieceKind) return MakeSentencePieceTokenizer(read(kSentencePieceFile));
+  if (kind == kSentencePieceKind) {
+    return MakeSentencePieceTokenizer(read(kSentencePieceFile),
+                                      SavedPrefixSpace(folder / kTokenizerConfigFile));
+  }
   if (kind == kBpeKind) {
     return MakeBpeTokenizer({{kTokenizerJsonFile, read(kTokenizerJsonFile)},
                              {kTokenizerConfigFile, read(kTokenizerConfigFile)}},

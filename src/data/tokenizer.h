@@ -61,6 +61,15 @@ constexpr const char* Name(SpecialTokens special) {
   return special == SpecialTokens::kPlain ? "plain" : "parse";
 }
 
+// Where a sentencepiece tokenizer puts a space in front of text, so that the first word is the same
+// piece as in the middle of a sentence. A part is the text between two special tokens.
+enum class PrefixSpace : uint8_t {
+  kModel,   // the model's own rule: its add_dummy_prefix puts a space in front of each part
+  kAlways,  // in front of each part that does not begin with a space
+  kFirst,   // in front of a text that does not begin with a space or a special token
+  kNever,
+};
+
 // The number of occurrences of each special token's name in a text. Names that do not occur have no
 // entry.
 using NameCounts = std::map<std::string, int64_t>;
@@ -87,11 +96,17 @@ class Tokenizer {
   std::vector<int32_t> EncodeText(std::string_view text,
                                   SpecialTokens special = SpecialTokens::kPlain) const;
   void AppendText(std::string_view text, SpecialTokens special, std::vector<int32_t>& ids) const;
-  // Encodes a part of a text without adding bos or eos. Thread-safe.
+  // Encodes a text without adding bos or eos. Thread-safe.
   std::vector<int32_t> Encode(std::string_view text,
                               SpecialTokens special = SpecialTokens::kPlain) const;
   virtual void EncodeAppend(std::string_view text, SpecialTokens special,
                             std::vector<int32_t>& ids) const = 0;
+  // As EncodeAppend, for text that is not at the beginning. Differs with PrefixSpace::kFirst.
+  virtual void ContinueAppend(std::string_view text, SpecialTokens special,
+                              std::vector<int32_t>& ids) const {
+    EncodeAppend(text, special, ids);
+  }
+  virtual PrefixSpace prefix_space() const { return PrefixSpace::kModel; }
   // Returns where names of special tokens are in a text that is encoded with kParse, in order. The
   // ids of the text are those of its parts between the begins of these names, one after another. So
   // are the ids of each beginning of the text, for the names that are whole in it. Names for which
@@ -150,7 +165,8 @@ std::vector<std::string> UnknownCharacters(const Tokenizer& tokenizer, std::stri
 std::unique_ptr<Tokenizer> MakeByteTokenizer();
 // Makes a tokenizer from the content of a sentencepiece .model file. Throws Error kData if it is
 // not a model.
-std::unique_ptr<Tokenizer> MakeSentencePieceTokenizer(std::string model_bytes);
+std::unique_ptr<Tokenizer> MakeSentencePieceTokenizer(
+    std::string model_bytes, PrefixSpace prefix_space = PrefixSpace::kModel);
 // Makes a byte-level BPE tokenizer. `files` maps file names to contents: tokenizer.json and those
 // of kSpecialTokenFiles (bpe/special_tokens.h) that exist in the same folder. `name` is the name of
 // tokenizer.json in error messages. With kParse, ids equal those of the Hugging Face tokenizers

@@ -1,6 +1,8 @@
 #include "data/tokenizer_folder.h"
 
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
 
 #include "core/error.h"
 #include "core/files.h"
@@ -20,15 +22,34 @@ constexpr char kKnown[] =
     "or a run, or a folder with one of kind.txt, tokenizer.json, tokenizer.model and ByT5's "
     "tokenizer_config.json";
 
+constexpr char kClass[] = "tokenizer_class";
+
 bool IsFile(const fs::path& path) {
   std::error_code ignored;
   return fs::is_regular_file(path, ignored);
 }
 
+// Returns the content of a tokenizer_config.json; an empty object if it is missing or damaged.
+nlohmann::json ReadConfig(const fs::path& path) {
+  if (!IsFile(path)) return nlohmann::json::object();
+  auto config = nlohmann::json::parse(ReadJsonText(path), nullptr, /*allow_exceptions=*/false);
+  return config.is_object() ? config : nlohmann::json::object();
+}
+
+bool IsTrue(const nlohmann::json& object, const char* key, bool otherwise = false) {
+  const auto value = object.find(key);
+  return value == object.end() || !value->is_boolean() ? otherwise : value->get<bool>();
+}
+
+std::string StringAt(const nlohmann::json& object, const char* key) {
+  const auto value = object.find(key);
+  return value == object.end() || !value->is_string() ? "" : value->get<std::string>();
+}
+
 // Opens a sentencepiece model. Errors name its file.
-std::unique_ptr<Tokenizer> OpenSentencePiece(const fs::path& path) {
+std::unique_ptr<Tokenizer> OpenSentencePiece(const fs::path& path, PrefixSpace prefix_space) {
   try {
-    return MakeSentencePieceTokenizer(ReadFile(path, ExitCode::kData));
+    return MakeSentencePieceTokenizer(ReadFile(path, ExitCode::kData), prefix_space);
   } catch (const Error& error) {
     HL_FAIL(error.code(), path.string(), ": ", error.message());
   }
@@ -49,12 +70,8 @@ std::unique_ptr<Tokenizer> OpenBpe(const fs::path& path) {
 
 // Returns true for ByT5, whose ids are those of `bytes`. Its sentinels (extra_ids) come after them
 // and represent no text.
-bool IsByT5(const fs::path& config_path) {
-  if (!IsFile(config_path)) return false;
-  const auto config = nlohmann::json::parse(ReadJsonText(config_path), nullptr, false);
-  if (!config.is_object()) return false;
-  const auto name = config.find("tokenizer_class");
-  return name != config.end() && *name == "ByT5Tokenizer";
+bool IsByT5(const fs::path& config) {
+  return StringAt(ReadConfig(config), kClass) == "ByT5Tokenizer";
 }
 
 nlohmann::json ReadObject(const fs::path& path) {
@@ -69,6 +86,41 @@ bool BeginsWithBos(const nlohmann::json& object, const Tokenizer& tokenizer) {
   const std::string name = processor == object.end() ? "" : BeginOfTemplate(*processor);
   return !name.empty() && tokenizer.Encode(name, SpecialTokens::kParse) ==
                               std::vector<int32_t>{tokenizer.special_ids().bos};
+}
+
+constexpr std::pair<const char*, PrefixSpace> kPrependSchemes[] = {{"always", PrefixSpace::kAlways},
+                                                                   {"first", PrefixSpace::kFirst},
+                                                                   {"never", PrefixSpace::kNever}};
+
+std::optional<PrefixSpace> SpaceOfScheme(std::string_view name) {
+  for (const auto& [scheme, space] : kPrependSchemes) {
+    if (name == scheme) return space;
+  }
+  return std::nullopt;
+}
+
+// Returns the rule of the pre-tokenizer Metaspace of a tokenizer.json; kModel without one.
+PrefixSpace SpaceOfMetaspace(const nlohmann::json& pre_tokenizer) {
+  if (!pre_tokenizer.is_object() || StringAt(pre_tokenizer, "type") != "Metaspace")
+    return PrefixSpace::kModel;
+  const bool adds = IsTrue(pre_tokenizer, "add_prefix_space", true);  // the older notation
+  return SpaceOfScheme(StringAt(pre_tokenizer, kPrependScheme))
+      .value_or(adds ? PrefixSpace::kAlways : PrefixSpace::kNever);
+}
+
+// Returns the rule by which transformers 5 adds spaces to texts of a folder with a sentencepiece
+// model. The classes of Llama have their own rule, whatever tokenizer.json says.
+PrefixSpace FindPrefixSpace(const nlohmann::json& config, const nlohmann::json& tokenizer_json) {
+  std::string name = StringAt(config, kClass);
+  if (name.ends_with("Fast")) name.resize(name.size() - 4);
+  if (name != "LlamaTokenizer" && name != "CodeLlamaTokenizer") {
+    const auto pre_tokenizer = tokenizer_json.find("pre_tokenizer");
+    return pre_tokenizer == tokenizer_json.end() ? PrefixSpace::kModel
+                                                 : SpaceOfMetaspace(*pre_tokenizer);
+  }
+  if (!IsTrue(config, "add_prefix_space", true)) return PrefixSpace::kNever;
+  return name == "LlamaTokenizer" && IsTrue(config, "legacy") ? PrefixSpace::kAlways
+                                                              : PrefixSpace::kFirst;
 }
 
 // Rejects tokens that another file adds to those of the model, because they would be lost silently.
@@ -105,13 +157,23 @@ void RefuseOtherKinds(const fs::path& folder) {
 
 }  // namespace
 
-bool AddsBos(const fs::path& config) {
-  if (!IsFile(config)) return false;
-  const auto object = nlohmann::json::parse(ReadJsonText(config), nullptr, false);
-  if (!object.is_object()) return false;
-  const auto adds = object.find(kAddBosToken);
-  return adds != object.end() && *adds == true;
+const char* PrependScheme(PrefixSpace prefix_space) {
+  for (const auto& [scheme, space] : kPrependSchemes) {
+    if (space == prefix_space) return scheme;
+  }
+  return nullptr;
 }
+
+PrefixSpace SavedPrefixSpace(const fs::path& config) {
+  const nlohmann::json object = ReadConfig(config);
+  if (!object.contains(kPrependScheme)) return PrefixSpace::kModel;
+  const std::optional<PrefixSpace> space = SpaceOfScheme(StringAt(object, kPrependScheme));
+  HL_CHECK_AS(ExitCode::kData, space.has_value(), config.string(), ": ", kPrependScheme, " is ",
+              object.at(kPrependScheme).dump(), ". Use \"always\", \"first\" or \"never\".");
+  return *space;
+}
+
+bool AddsBos(const fs::path& config) { return IsTrue(ReadConfig(config), kAddBosToken); }
 
 std::unique_ptr<Tokenizer> FindTokenizer(const fs::path& folder) {
   if (IsFile(folder / kTokenizerKindFile)) return LoadTokenizer(folder);
@@ -125,9 +187,11 @@ std::unique_ptr<Tokenizer> FindTokenizer(const fs::path& folder) {
     }
   }
   if (IsFile(model)) {
-    std::unique_ptr<Tokenizer> tokenizer = OpenSentencePiece(model);
+    const nlohmann::json object =
+        IsFile(json_path) ? ReadObject(json_path) : nlohmann::json::object();
+    std::unique_ptr<Tokenizer> tokenizer = OpenSentencePiece(
+        model, FindPrefixSpace(ReadConfig(folder / kTokenizerConfigFile), object));
     if (IsFile(json_path)) {
-      const nlohmann::json object = ReadObject(json_path);
       CheckTokenizerJson(json_path, object, *tokenizer);
       tokenizer->set_begins_with_bos(BeginsWithBos(object, *tokenizer));
     } else {
@@ -162,7 +226,7 @@ std::unique_ptr<Tokenizer> OpenTokenizer(const std::string& name) {
   HL_CHECK_AS(ExitCode::kData, IsFile(path), "--tokenizer ", name,
               " is neither `bytes` nor an existing file or folder. Use ", kKnown);
   if (path.extension() == ".json") return OpenBpe(path);
-  return OpenSentencePiece(path);
+  return OpenSentencePiece(path, PrefixSpace::kModel);
 }
 
 }  // namespace halflife::data

@@ -19,7 +19,8 @@ constexpr char kTokenizerJsonFile[] = "tokenizer.json";
 constexpr char kHfSentencePieceFile[] = "tokenizer.model";  // in a Hugging Face folder
 constexpr char kAddedTokensFile[] = "added_tokens.json";    // next to tokenizer.model: ids by token
 constexpr char kTokenizerConfigFile[] = "tokenizer_config.json";
-constexpr char kAddBosToken[] = "add_bos_token";  // its key for Tokenizer::begins_with_bos
+constexpr char kAddBosToken[] = "add_bos_token";     // its key for Tokenizer::begins_with_bos
+constexpr char kPrependScheme[] = "prepend_scheme";  // ours, for Tokenizer::prefix_space
 constexpr char kBytesKind[] = "bytes";
 constexpr char kSentencePieceKind[] = "sentencepiece";
 constexpr char kBpeKind[] = "bpe";
@@ -35,6 +36,12 @@ std::unique_ptr<Tokenizer> OpenTokenizer(const std::string& name);
 // is none. Throws Error kData if a tokenizer cannot be read, or if the folder has only the
 // vocabulary of an unsupported kind.
 std::unique_ptr<Tokenizer> FindTokenizer(const std::filesystem::path& folder);
+
+// The name of a rule in the tokenizers library ("always", "first", "never"); null for kModel.
+const char* PrependScheme(PrefixSpace prefix_space);
+// Returns the rule that Save has written to a tokenizer_config.json. Throws Error kData if it names
+// an unknown one.
+PrefixSpace SavedPrefixSpace(const std::filesystem::path& config);
 
 // Returns the value of `add_bos_token` in a tokenizer_config.json; false if it does not exist.
 bool AddsBos(const std::filesystem::path& config);

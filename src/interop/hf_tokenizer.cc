@@ -63,16 +63,17 @@ class Converter {
     CheckPieces();
   }
 
-  SentencePieceJson Convert(const data::SpecialIds& ids, bool begins_with_bos) const {
+  SentencePieceJson Convert(const data::SpecialIds& ids, bool begins_with_bos,
+                            data::PrefixSpace prefix_space) const {
     const ordered_json tokenizer = {
         {"version", "1.0"},
         {"truncation", nullptr},
         {"padding", nullptr},
         {"added_tokens", Added()},
-        {"normalizer", Normalizer()},
-        {"pre_tokenizer", nullptr},
+        {"normalizer", Normalizer(prefix_space)},
+        {"pre_tokenizer", PreTokenizer(prefix_space)},
         {"post_processor", begins_with_bos ? BosTemplate(ids.bos) : ordered_json()},
-        {"decoder", Decoder()},
+        {"decoder", Decoder(prefix_space)},
         {"model", Model()}};
     // Other tokenizer classes rebuild the tokenizer from its vocabulary and lose its rules.
     ordered_json config = {{"tokenizer_class", "PreTrainedTokenizerFast"}};
@@ -172,7 +173,7 @@ class Converter {
                 {"tokens", ordered_json::array({name})}}}}}};
   }
 
-  ordered_json Normalizer() const {
+  ordered_json Normalizer(data::PrefixSpace prefix_space) const {
     const pb::NormalizerSpec& spec = model_.normalizer_spec();
     ordered_json steps = ordered_json::array();
     const auto replace = [](const char* kind, const char* pattern, const char* content) {
@@ -188,17 +189,32 @@ class Converter {
       // Not ^ and $, which also match at line ends in that library.
       steps.push_back(replace("Regex", R"(\A +| +\z)", ""));
     }
+    if (prefix_space != data::PrefixSpace::kModel) {  // Metaspace adds and replaces spaces
+      return steps.empty() ? ordered_json()
+                           : ordered_json{{"type", "Sequence"}, {"normalizers", steps}};
+    }
     if (spec.add_dummy_prefix()) steps.push_back({{"type", "Prepend"}, {"prepend", kSpaceMark}});
     steps.push_back(replace("String", " ", kSpaceMark));
     return {{"type", "Sequence"}, {"normalizers", steps}};
   }
 
-  ordered_json Decoder() const {
+  static ordered_json PreTokenizer(data::PrefixSpace prefix_space) {
+    if (prefix_space == data::PrefixSpace::kModel) return nullptr;
+    return {{"type", "Metaspace"},
+            {"replacement", kSpaceMark},
+            {data::kPrependScheme, data::PrependScheme(prefix_space)},
+            {"split", false}};
+  }
+
+  ordered_json Decoder(data::PrefixSpace prefix_space) const {
     ordered_json steps = {
         {{"type", "Replace"}, {"pattern", {{"String", kSpaceMark}}}, {"content", " "}},
         {{"type", "ByteFallback"}},
         {{"type", "Fuse"}}};
-    if (model_.normalizer_spec().add_dummy_prefix()) {
+    const bool adds = prefix_space == data::PrefixSpace::kModel
+                          ? model_.normalizer_spec().add_dummy_prefix()
+                          : prefix_space != data::PrefixSpace::kNever;
+    if (adds) {
       steps.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
     }
     return {{"type", "Sequence"}, {"decoders", steps}};
@@ -266,8 +282,8 @@ class Converter {
 }  // namespace
 
 SentencePieceJson ConvertSentencePiece(std::string_view model_bytes, const data::SpecialIds& ids,
-                                       bool begins_with_bos) {
-  return Converter(model_bytes).Convert(ids, begins_with_bos);
+                                       bool begins_with_bos, data::PrefixSpace prefix_space) {
+  return Converter(model_bytes).Convert(ids, begins_with_bos, prefix_space);
 }
 
 namespace {
@@ -348,8 +364,8 @@ Files ByteFiles(const data::Tokenizer&, BytesForm form) {
 
 Files SentencePieceFiles(const data::Tokenizer& tokenizer, BytesForm) {
   const std::string model = tokenizer.Files().at(data::kSentencePieceFile);
-  const SentencePieceJson json =
-      ConvertSentencePiece(model, tokenizer.special_ids(), tokenizer.begins_with_bos());
+  const SentencePieceJson json = ConvertSentencePiece(
+      model, tokenizer.special_ids(), tokenizer.begins_with_bos(), tokenizer.prefix_space());
   return {{data::kTokenizerJsonFile, json.tokenizer},
           {data::kTokenizerConfigFile, json.config},
           {data::kHfSentencePieceFile, model}};

@@ -43,7 +43,8 @@ struct SentencePieceJson {
 // names the reason.
 // With `begins_with_bos`, tokenizer.json has a template that begins each text with bos.
 SentencePieceJson ConvertSentencePiece(std::string_view model_bytes, const data::SpecialIds& ids,
-                                       bool begins_with_bos = false);
+                                       bool begins_with_bos = false,
+                                       data::PrefixSpace prefix_space = data::PrefixSpace::kModel);
 
 // The forms of the tokenizer `bytes`. Some classes cannot load kByT5 (Layout::loads_byt5).
 enum class BytesForm {

@@ -152,6 +152,86 @@ TEST(SpecialTokensTest, SentencePiecesByName) {
   EXPECT_TRUE(UnknownCharacters(*tokenizer, text, SpecialTokens::kParse).empty());
 }
 
+// The rules of the pre-tokenizer Metaspace and of transformers' LlamaTokenizer.
+TEST(SentencePieceTest, SpacesInFrontOfText) {
+  SKIP_WITHOUT_SENTENCEPIECE();
+  struct Case {
+    PrefixSpace rule;
+    const char* text;
+    std::vector<int32_t> ids;
+  };
+  const int a = 259, b = 260, space = 265;
+  const Case cases[] = {
+      {PrefixSpace::kModel, "a</s>b", {space, a, 2, space, b}},
+      {PrefixSpace::kModel, " a</s> b", {space, space, a, 2, space, space, b}},
+      {PrefixSpace::kAlways, "a</s>b", {space, a, 2, space, b}},
+      {PrefixSpace::kAlways, " a</s> b", {space, a, 2, space, b}},
+      {PrefixSpace::kFirst, "a</s>b", {space, a, 2, b}},
+      {PrefixSpace::kFirst, " a</s> b", {space, a, 2, space, b}},
+      {PrefixSpace::kFirst, "<s>a", {1, a}},
+      {PrefixSpace::kNever, "a</s> b", {a, 2, space, b}},
+  };
+  auto model = interop::test::SmallSentencePiece(true);
+  model.mutable_normalizer_spec()->set_add_dummy_prefix(true);
+  for (const Case& test : cases) {
+    const auto tokenizer = MakeSentencePieceTokenizer(model.SerializeAsString(), test.rule);
+    SCOPED_TRACE(Concat(static_cast<int>(test.rule), " ", test.text));
+    EXPECT_EQ(tokenizer->Encode(test.text, SpecialTokens::kParse), test.ids);
+    const halflife::test::TempDir dir;
+    tokenizer->Save(dir.path());
+    const auto loaded = LoadTokenizer(dir.path());
+    EXPECT_EQ(loaded->prefix_space(), test.rule);
+    EXPECT_EQ(loaded->Encode(test.text, SpecialTokens::kParse), test.ids);
+  }
+}
+
+TEST(SentencePieceTest, TheFolderDecidesWhereSpacesAreAdded) {
+  SKIP_WITHOUT_SENTENCEPIECE();
+  const halflife::test::TempDir dir;
+  test::WriteText(dir / "tokenizer.model",
+                  interop::test::SmallSentencePiece(true).SerializeAsString());
+  const auto rule = [&](const char* config, const char* pre_tokenizer) {
+    test::WriteText(dir / "tokenizer_config.json", config);
+    test::WriteText(
+        dir / "tokenizer.json",
+        Concat(R"({"decoder": {"type": "Sequence"}, "pre_tokenizer": )", pre_tokenizer, "}"));
+    return FindTokenizer(dir.path())->prefix_space();
+  };
+  const char* first = R"({"type": "Metaspace", "prepend_scheme": "first"})";
+  EXPECT_EQ(rule("{}", "null"), PrefixSpace::kModel);
+  EXPECT_EQ(rule("{}", first), PrefixSpace::kFirst);
+  EXPECT_EQ(rule("{}", R"({"type": "Metaspace"})"), PrefixSpace::kAlways);
+  EXPECT_EQ(rule("{}", R"({"type": "Metaspace", "add_prefix_space": false})"), PrefixSpace::kNever);
+  const char* classes[] = {R"({"tokenizer_class": "LlamaTokenizer"})",
+                           R"({"tokenizer_class": "LlamaTokenizerFast", "legacy": false})",
+                           R"({"tokenizer_class": "CodeLlamaTokenizer", "legacy": true})"};
+  for (const char* config : classes) EXPECT_EQ(rule(config, "null"), PrefixSpace::kFirst) << config;
+  const char* legacy = R"({"tokenizer_class": "LlamaTokenizer", "legacy": true})";
+  EXPECT_EQ(rule(legacy, first), PrefixSpace::kAlways);
+  const char* without = R"({"tokenizer_class": "LlamaTokenizer", "add_prefix_space": false})";
+  EXPECT_EQ(rule(without, first), PrefixSpace::kNever);
+}
+
+// Such a model has no pieces for spaces at the beginning of a text.
+TEST(SentencePieceTest, AModelThatRemovesSpacesKeepsItsRule) {
+  SKIP_WITHOUT_SENTENCEPIECE();
+  auto model = interop::test::SmallSentencePiece(true);
+  model.mutable_normalizer_spec()->set_add_dummy_prefix(true);
+  model.mutable_normalizer_spec()->set_remove_extra_whitespaces(true);
+  const auto tokenizer = MakeSentencePieceTokenizer(model.SerializeAsString(), PrefixSpace::kFirst);
+  EXPECT_EQ(tokenizer->prefix_space(), PrefixSpace::kModel);
+  EXPECT_EQ(tokenizer->Encode(" a"), tokenizer->Encode("a"));
+}
+
+TEST(SentencePieceTest, AnUnknownRuleForSpacesIsNamed) {
+  SKIP_WITHOUT_SENTENCEPIECE();
+  const halflife::test::TempDir dir;
+  SmallSentencePiece()->Save(dir.path());
+  test::WriteText(dir / "tokenizer_config.json", R"({"prepend_scheme": "last"})");
+  EXPECT_HL_ERROR(LoadTokenizer(dir.path()), ExitCode::kData, "tokenizer_config.json", "\"last\"",
+                  "Use \"always\"");
+}
+
 TEST(SentencePieceTest, SavedModelIsTheSame) {
   SKIP_WITHOUT_SENTENCEPIECE();
   const halflife::test::TempDir dir;

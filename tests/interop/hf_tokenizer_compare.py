@@ -1,6 +1,7 @@
 """Checks that transformers' AutoTokenizer gives the same ids for exported tokenizer folders, also for text
 with the names of special tokens. Special tokens must be in the vocabulary, chat templates must be kept, texts
-must begin with bos where they do in transformers, and halflife must give the same ids for the exported folder.
+must begin with bos where they do in transformers, Llama's classes must add the same spaces in front of text, and
+halflife must give the same ids for the exported folder.
 
     hf_tokenizer_compare.py TOKENIZER_TOOL REPOSITORY
 """
@@ -8,6 +9,7 @@ must begin with bos where they do in transformers, and halflife must give the sa
 import io
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -152,6 +154,46 @@ def check_bos(folder, tool, lines, scratch):
     return faults
 
 
+# Options of tokenizer_config.json that decide where spaces are added in front of text.
+LLAMA_CLASSES = [
+    {"tokenizer_class": "LlamaTokenizer"},
+    {"tokenizer_class": "LlamaTokenizer", "legacy": True},
+    {"tokenizer_class": "LlamaTokenizerFast", "legacy": False},
+    {"tokenizer_class": "LlamaTokenizer", "add_prefix_space": False},
+    {"tokenizer_class": "CodeLlamaTokenizer"},
+]
+LLAMA_CHAT = ("{% for m in messages %}{% if m.role == 'user' %}{{ bos_token + '[INST] ' + m.content + ' [/INST]' }}"
+              "{% else %}{{ ' ' + m.content + eos_token }}{% endif %}{% endfor %}")
+
+
+def check_llama_classes(exported, tool, lines, scratch):
+    """Returns the number of faults in folders of Llama's classes and in their exports, on lines with the names of
+    special tokens and on a chat. The vocabulary is that of `exported`."""
+    faults = 0
+    for number, options in enumerate(LLAMA_CLASSES):
+        folder, second = scratch / f"llama_class{number}", scratch / f"llama_class{number}.hf"
+        shutil.copytree(exported, folder)
+        second.mkdir()
+        config = json.loads((folder / "tokenizer_config.json").read_text()) | options
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+        subprocess.run([tool, "export", folder, second], check=True, capture_output=True)
+        theirs = AutoTokenizer.from_pretrained(folder)
+        chat = theirs.apply_chat_template(CHAT, chat_template=LLAMA_CHAT, tokenize=False)
+        sample = [*lines, chat, f" {chat}", "", " ", "</s>", "a</s>b</s> c"]
+        wanted = [theirs(line, add_special_tokens=False).input_ids for line in sample]
+        again = AutoTokenizer.from_pretrained(second)
+        answers = {"ours": encode(tool, folder, sample, scratch, "parse"),
+                   "ours for the export": encode(tool, second, sample, scratch, "parse"),
+                   "theirs for the export": [again(line, add_special_tokens=False).input_ids for line in sample]}
+        for name, ids in answers.items():
+            different = [i for i, found in enumerate(ids) if found != wanted[i]]
+            faults += len(different)
+            print(f"{options}, {name}: {len(sample)} lines, {len(different)} differences", flush=True)
+            for i in different[:2]:
+                print(f"  {sample[i]!r}\n    {ids[i]}\n    theirs {wanted[i]}")
+    return faults
+
+
 def main():
     tool, repository = sys.argv[1:3]
     english = texts.english(repository)
@@ -167,6 +209,7 @@ def main():
             train_sentencepiece(model, options, corpus)
             faults += check(name, tool, model, allowed, lines, scratch)
             faults += check_names(name, tool, model, allowed, scratch)
+        faults += check_llama_classes(scratch / "bpe_prefix.hf", tool, texts.mixed_unicode(500, 7, SPECIALS), scratch)
         for name in ("gpt2", "llama3", "qwen2"):
             folder = scratch / name
             bpe_compare.make(folder, bpe_compare.kinds()[name], corpus)

@@ -110,6 +110,22 @@ TEST(HfTokenizerTest, TextsStillBeginWithBos) {
   }
 }
 
+TEST(HfTokenizerTest, SpacesInFrontOfTextAreKept) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "AddressSanitizer refuses the dlopen that sentencepiece needs";
+#endif
+  for (const auto rule :
+       {data::PrefixSpace::kAlways, data::PrefixSpace::kFirst, data::PrefixSpace::kNever}) {
+    const auto tokenizer =
+        data::MakeSentencePieceTokenizer(test::SmallSentencePiece(true).SerializeAsString(), rule);
+    const halflife::test::TempDir dir;
+    WriteHfTokenizer(*tokenizer, dir.path());
+    const auto loaded = LoadHfTokenizer(dir.path());
+    EXPECT_EQ(loaded->prefix_space(), rule);
+    EXPECT_EQ(HfTokenizerFiles(*loaded), HfTokenizerFiles(*tokenizer));
+  }
+}
+
 TEST(HfTokenizerTest, ChatTemplatesOfAllKinds) {
   const data::ChatTemplates templates = {{"default", "{{ messages }}"}, {"rag", "r"}};
   std::vector<std::unique_ptr<data::Tokenizer>> tokenizers;

@@ -51,8 +51,9 @@ void ConvertFromShareGpt(nlohmann::json& message) {
 // that are encoded separately, so the time is linear in the length of a conversation with names.
 class TextRun {
  public:
-  TextRun(const Tokenizer& tokenizer, std::span<const ChatPiece> pieces)
-      : tokenizer_(tokenizer), pieces_(pieces) {
+  // `at_start`: the pieces begin the conversation's text.
+  TextRun(const Tokenizer& tokenizer, std::span<const ChatPiece> pieces, bool at_start)
+      : tokenizer_(tokenizer), pieces_(pieces), at_start_(at_start) {
     for (const ChatPiece& piece : pieces) text_ += piece.text;
     for (const NameRange& name : tokenizer.SpecialNames(text_)) {
       EncodePart(name.begin);
@@ -84,10 +85,12 @@ class TextRun {
   };
 
   // Encodes the last part, which ends at `end`.
-  void EncodePart(size_t end) {
-    const size_t begin = parts_.back().begin;
-    tokenizer_.EncodeAppend(std::string_view(text_).substr(begin, end - begin),
-                            SpecialTokens::kParse, ids_);
+  void EncodePart(size_t end) { EncodeRange(parts_.back().begin, end, ids_); }
+
+  void EncodeRange(size_t begin, size_t end, std::vector<int32_t>& ids) const {
+    const std::string_view text = std::string_view(text_).substr(begin, end - begin);
+    if (at_start_ && begin == 0) return tokenizer_.EncodeAppend(text, SpecialTokens::kParse, ids);
+    tokenizer_.ContinueAppend(text, SpecialTokens::kParse, ids);
   }
 
   // Returns the tokens before and after a position in the text: first is the number of tokens that
@@ -98,8 +101,8 @@ class TextRun {
     // The last part whose name is not cut by the position. The tokens before it are not either.
     const Part& part = *std::prev(
         std::ranges::upper_bound(parts_, position, std::ranges::less(), &Part::name_end));
-    const std::vector<int32_t> before = tokenizer_.Encode(
-        std::string_view(text_).substr(part.begin, position - part.begin), SpecialTokens::kParse);
+    std::vector<int32_t> before;
+    EncodeRange(part.begin, position, before);
     const std::span<const int32_t> ids = std::span(ids_).subspan(part.num_ids_before);
     const auto common = static_cast<size_t>(std::ranges::mismatch(ids, before).in1 - ids.begin());
     const size_t first = part.num_ids_before + common;
@@ -108,6 +111,7 @@ class TextRun {
 
   const Tokenizer& tokenizer_;
   const std::span<const ChatPiece> pieces_;
+  const bool at_start_;
   std::string text_;
   std::vector<Part> parts_ = std::vector<Part>(1);
   std::vector<int32_t> ids_;
@@ -141,7 +145,8 @@ ChatTokens EncodeChat(const Tokenizer& tokenizer, const std::vector<ChatPiece>& 
     size_t end = begin;
     while (end < pieces.size() && pieces[end].kind == ChatPiece::Kind::kText) ++end;
     if (end > begin) {
-      TextRun(tokenizer, std::span(pieces).subspan(begin, end - begin)).AppendTo(tokens);
+      TextRun(tokenizer, std::span(pieces).subspan(begin, end - begin), tokens.ids.empty())
+          .AppendTo(tokens);
       begin = end;
       continue;
     }

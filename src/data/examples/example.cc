@@ -111,7 +111,11 @@ Example ExampleEncoder::OfAnswer(std::string_view prompt, std::string_view answe
   Example example = {.ids = tokenizer_.EncodeText(prompt, rules_.special_tokens),
                      .num_bytes = static_cast<int64_t>(prompt.size() + answer.size())};
   const size_t answer_begin = example.ids.size();
-  tokenizer_.EncodeAppend(answer, rules_.special_tokens, example.ids);
+  if (prompt.empty()) {
+    tokenizer_.EncodeAppend(answer, rules_.special_tokens, example.ids);
+  } else {
+    tokenizer_.ContinueAppend(answer, rules_.special_tokens, example.ids);
+  }
   example.ids.push_back(tokenizer_.eos_id());
   const size_t whole = example.ids.size();
   if (!Fit(example.ids, place) || example.ids.size() <= answer_begin) return {.dropped = true};

@@ -11,6 +11,7 @@
 #include "data/chat/chat_tokens.h"
 #include "data/sentencepiece_tokenizer.h"
 #include "data/small_bpe.h"
+#include "interop/small_sentencepiece.h"
 #include "support/expect_error.h"
 
 namespace halflife::data {
@@ -220,7 +221,22 @@ TEST(EncodeChat, PartsOfSentencePieceAreEncodedAsOneText) {
 #endif
   const std::vector<std::string> lines = {"hello hello abc", "<|end|> <tool> 1 ab",
                                           "c 1 abc hello"};
-  ExpectPartsAsOneText(*MakeSentencePieceTokenizer(TrainSentencePiece(lines, 278)));
+  const std::string model = TrainSentencePiece(lines, 278);
+  for (const PrefixSpace rule : {PrefixSpace::kModel, PrefixSpace::kAlways, PrefixSpace::kFirst})
+    ExpectPartsAsOneText(*MakeSentencePieceTokenizer(model, rule));
+}
+
+// The text after bos does not begin the conversation.
+TEST(EncodeChat, SpacesInFrontOfTextAreAddedOnce) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "AddressSanitizer refuses the dlopen that sentencepiece needs";
+#endif
+  const auto tokenizer = MakeSentencePieceTokenizer(
+      interop::test::SmallSentencePiece(true).SerializeAsString(), PrefixSpace::kFirst);
+  const ChatPiece bos = {.kind = ChatPiece::Kind::kBos}, text = {.text = "a"};
+  const int a = 259, space = 265;
+  EXPECT_EQ(EncodeChat(*tokenizer, {bos, text}).ids, (std::vector<int32_t>{1, a}));
+  EXPECT_EQ(EncodeChat(*tokenizer, {text, bos, text}).ids, (std::vector<int32_t>{space, a, 1, a}));
 }
 
 TEST(EncodeChat, NamesWithoutToken) {

@@ -6,6 +6,7 @@
 
 #include "data/batch.h"
 #include "data/small_bpe.h"
+#include "interop/small_sentencepiece.h"
 #include "support/expect_error.h"
 
 namespace halflife::data {
@@ -64,6 +65,19 @@ TEST_F(Examples, BeginWithBosIfTextsDo) {
   EXPECT_EQ(answer.labels, (std::vector<int32_t>{kNone, kHello, kEnd, kNone}));
   const Example no_prompt = encoder.OfAnswer("", "hello", "");
   EXPECT_EQ(no_prompt.labels, (std::vector<int32_t>{kHello, kEnd, kNone}));
+}
+
+// A space that only a text's beginning gets is not put in front of an answer after a prompt.
+TEST_F(Examples, AnAnswerContinuesItsPrompt) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "AddressSanitizer refuses the dlopen that sentencepiece needs";
+#endif
+  const auto tokenizer = MakeSentencePieceTokenizer(
+      interop::test::SmallSentencePiece(true).SerializeAsString(), PrefixSpace::kFirst);
+  const ExampleEncoder encoder(*tokenizer, {.row_len = 8});
+  const int eos = 2, a = 259, b = 260, space = 265;
+  EXPECT_EQ(encoder.OfAnswer("a", "b", "").ids, (std::vector<int32_t>{space, a, b, eos}));
+  EXPECT_EQ(encoder.OfAnswer("", "b", "").ids, (std::vector<int32_t>{space, b, eos}));
 }
 
 TEST_F(Examples, WhatNoRowHolds) {
