@@ -305,6 +305,9 @@ TEST_F(TokenFilesTest, FilesThatCannotBeReadInPlace) {
   config.resumable = true;
   EXPECT_HL_ERROR(PrepareTokenFiles(config), ExitCode::kUsage, "--resumable is for text");
   config.resumable = false;
+  config.output.shard_tokens = kBlockTokens;
+  EXPECT_HL_ERROR(PrepareTokenFiles(config), ExitCode::kUsage, "leave --shard-tokens out");
+  config.output.shard_tokens = PrepareOutput().shard_tokens;
   config.input.validation_fraction = 0.1;
   EXPECT_HL_ERROR(PrepareTokenFiles(config), ExitCode::kUsage, "--in-place cannot cut a file",
                   "--validation-input");
@@ -315,6 +318,20 @@ TEST_F(TokenFilesTest, FilesThatCannotBeReadInPlace) {
   test::WriteText(dir_ / "text.txt", "abc");
   config.input.paths = {(dir_ / "text.txt").string()};
   EXPECT_HL_ERROR(Prepare(config), ExitCode::kUsage, "--in-place is for token files");
+}
+
+TEST_F(TokenFilesTest, OptionsOfTextAreRefused) {
+  WriteNanoGpt("train.bin", kText);
+  const PrepareConfig usual = Config("train.bin", "a");
+  const auto refused = [&](auto change) {
+    PrepareConfig config = usual;
+    change(config.input);
+    EXPECT_HL_ERROR(PrepareTokenFiles(config), ExitCode::kUsage, "are for text",
+                    "leave the options out");
+  };
+  refused([](PrepareInput& input) { input.field = "body"; });
+  refused([](PrepareInput& input) { input.replace_invalid_utf8 = true; });
+  refused([](PrepareInput& input) { input.max_document_bytes = 1000; });
 }
 
 TEST_F(TokenFilesTest, WhatIsBothTrainedOnAndHeldOut) {

@@ -559,6 +559,15 @@ PrepareSummary PrepareTokenFiles(const PrepareConfig& config) {
               "token files (.bin).");
   HL_CHECK_AS(ExitCode::kUsage, !config.dedup,
               "--dedup is for text. Token files (.bin) have none: leave the option out.");
+  const PrepareInput usual;
+  HL_CHECK_AS(ExitCode::kUsage,
+              input.field == usual.field && !input.replace_invalid_utf8 &&
+                  input.max_document_bytes == usual.max_document_bytes,
+              "--field, --invalid-utf8 and --max-document-bytes are for text. Token files (.bin) "
+              "have none: leave the options out.");
+  HL_CHECK_AS(ExitCode::kUsage,
+              !config.in_place || config.output.shard_tokens == PrepareOutput().shard_tokens,
+              "--in-place links whole files and writes no shards: leave --shard-tokens out.");
   HL_CHECK_AS(ExitCode::kUsage, !config.documents && !input.validation_tail,
               "--documents and --validation-tail are for text. Token files (.bin) have documents "
               "of their own. Use --validation-input or --validation-fraction.");

@@ -35,6 +35,8 @@ class RunData {
 
   // The dataset of data.path, or of the first source of a blend.
   const data::Dataset& training() const { return training_.front(); }
+  // The dataset of data.path, or of each source of a blend.
+  const std::vector<data::Dataset>& sources() const { return training_; }
   // Returns the hash of the training data, over all sources of a blend.
   Hash128 hash() const;
   // Returns one line with folders and hashes.

@@ -74,12 +74,12 @@ constexpr const char* kFixedFields[] = {"train.global_batch", "data.seq_len", "d
 constexpr char kSourceField[] = "data.source";
 
 // If rows are much longer than the documents, the effective context is shorter than data.seq_len.
-void WarnOfShortDocuments(const RunConfig& config, const data::DatasetInfo& dataset) {
-  if (dataset.has_rows() || !config.data.reset_at_documents) return;
-  const double mean = data::MeanDocumentTokens(dataset.train);
+void WarnOfShortDocuments(const RunConfig& config, const data::Dataset& dataset) {
+  if (dataset.info().has_rows() || !config.data.reset_at_documents) return;
+  const double mean = data::MeanDocumentTokens(dataset.info().train);
   if (mean >= 0.5 * static_cast<double>(config.data.seq_len)) return;
-  HL_WARN("train", "the documents of the training split have ", Fixed(mean, 0),
-          " tokens on average, and data.seq_len is ", config.data.seq_len,
+  HL_WARN("train", "the documents of the training split of ", dataset.folder().string(), " have ",
+          Fixed(mean, 0), " tokens on average, and data.seq_len is ", config.data.seq_len,
           ". The state restarts at each document, so a token sees only its own document, not the "
           "whole row. Prepare the text with --documents file, or set "
           "data.reset_at_documents=false to continue across documents.");
@@ -130,7 +130,8 @@ Trainer::Trainer(RunConfig config, Device device, RunFolder folder, dist::RankCo
     HL_INFO(
         "train", "the dataset has no ", config_.eval.split, " split: this run ",
         config_.eval.sets.empty() ? "does not validate" : "validates only the sets of eval.set");
-  if (context.rank() == 0) WarnOfShortDocuments(config_, data_.training().info());
+  if (context.rank() == 0)
+    for (const data::Dataset& source : data_.sources()) WarnOfShortDocuments(config_, source);
   RequireMemory(config_, model_, CurrentTarget(config_, context.world_size(), context.local_size()),
                 context.rank());
   RequireFloat8(config_, model_.parameters().specs(), ComputeCapability(device_));

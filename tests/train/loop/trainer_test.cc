@@ -278,6 +278,17 @@ TEST_F(BlendTest, RowsDoNotDependOnRanksAndAResumeIsExact) {
   EXPECT_EQ(Samples(), samples);
 }
 
+TEST_F(BlendTest, ShortDocumentsOfEachSourceAreWarnedOf) {
+  ASSERT_EQ(Train({.ranks = 1,
+                   .set = {Set({{"web", "data"}, {"code", "other"}}), "train.steps=1",
+                           "train.global_batch=1", "train.micro_batch=1", "data.seq_len=1000"},
+                   .data = ""}),
+            ExitCode::kFinished)
+      << log_;
+  for (const char* name : {"data", "other"})
+    EXPECT_THAT(log_, HasSubstr(Concat((data_dir->path() / name).string(), " have ")));
+}
+
 TEST_F(BlendTest, WeightsAndSourcesMayChangeAtAResume) {
   const std::vector<std::string> set = {"ckpt.every=1", "ckpt.keep_last=9", "optimizer.lr=1e-3"};
   const auto with = [&](const std::vector<Source>& sources, const std::string& steps) {
