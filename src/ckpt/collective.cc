@@ -43,18 +43,19 @@ std::string Message(const std::string& outcome) {
 }
 
 // Returns the most important failure with the messages of the failed ranks, or nothing.
-std::string FirstFailure(const std::vector<std::string>& outcomes) {
+std::string FirstFailure(const dist::Communicator& comm, const std::vector<std::string>& outcomes) {
   constexpr int kMaxMessages = 8;
   const std::string* first = nullptr;
   std::string text;
   int num_failed = 0;
-  for (size_t rank = 0; rank < outcomes.size(); ++rank) {
-    const std::string& outcome = outcomes[rank];
+  for (int rank = 0; rank < std::ssize(outcomes); ++rank) {
+    const std::string& outcome = outcomes[static_cast<size_t>(rank)];
     if (Good(outcome)) continue;
     if (first == nullptr || ((*first)[0] == kDamaged && outcome[0] == kFailed)) first = &outcome;
     if (++num_failed > kMaxMessages) continue;
     text += Concat(text.empty() ? "" : "; ",
-                   outcomes.size() == 1 ? "" : Concat("rank ", rank, ": "), Message(outcome));
+                   outcomes.size() == 1 ? "" : Concat("rank ", comm.WorldRank(rank), ": "),
+                   Message(outcome));
   }
   if (first == nullptr) return "";
   if (num_failed > kMaxMessages) text += Concat("; and ", num_failed - kMaxMessages, " more");
@@ -76,7 +77,7 @@ std::string OnEveryRank(dist::Communicator& comm, dist::OpTag tag, const ByteAct
   std::vector<std::string> outcomes = dist::GatherBytes(comm, Run(action), tag, wait);
   std::string verdict;
   if (comm.rank() == 0) {
-    verdict = FirstFailure(outcomes);
+    verdict = FirstFailure(comm, outcomes);
     for (std::string& outcome : outcomes) outcome.erase(0, 1);
     if (verdict.empty()) verdict = Run([&] { return judge ? judge(outcomes) : std::string(); });
   }

@@ -196,10 +196,11 @@ void LoadSession::CompareArrays() {
   }
   OnEveryRank(
       control_, {"ckpt_replicas", 0}, [&] { return ToHex(hash.Digest()); },
-      [](const std::vector<std::string>& hashes) {
-        for (size_t rank = 0; rank < hashes.size(); ++rank) {
+      [&](const std::vector<std::string>& hashes) {
+        for (int rank = 0; rank < control_.size(); ++rank) {
           HL_CHECK(hashes[rank] == hashes[0], "the loaded weights differ between ranks: hash ",
-                   hashes[rank], " on rank ", rank, " and ", hashes[0], " on rank 0");
+                   hashes[rank], " on rank ", control_.WorldRank(rank), " and ", hashes[0],
+                   " on rank ", control_.WorldRank(0));
         }
         return std::string();
       });

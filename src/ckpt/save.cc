@@ -195,7 +195,8 @@ void SaveSession::CheckInTime(const std::vector<Vote>& votes) const {
   const double fastest = std::ranges::min(votes, {}, &Vote::seconds).seconds;
   const auto slowest = std::ranges::max_element(votes, {}, &Vote::seconds);
   HL_CHECK_AS(ExitCode::kCheckpointIo, slowest->seconds - fastest <= config_.timeout_s,
-              LateText(config_.timeout_s), ": rank ", slowest - votes.begin(), " took ",
+              LateText(config_.timeout_s), ": rank ",
+              control_.WorldRank(static_cast<int>(slowest - votes.begin())), " took ",
               Fixed(slowest->seconds, 1), " s, the fastest rank ", Fixed(fastest, 1),
               " s; nothing was published");
 }

@@ -123,6 +123,8 @@ class Communicator {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual const std::string& name() const = 0;
+  // Returns the rank in the world of a rank of this group, for messages.
+  virtual int WorldRank(int rank) const { return rank; }
 
   // Every operation starts after all work that is queued on `producer` at the time of the call. On
   // the CPU `producer` is null and the data must be ready.

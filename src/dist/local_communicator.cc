@@ -88,6 +88,7 @@ class LocalCommunicator final : public RequestCommunicator {
         state_(state),
         group_(std::move(group)) {}
 
+  int WorldRank(int rank) const override { return group_->world_ranks[rank]; }
   void Abort(const std::string& cause) noexcept override {
     state_.Abort(CommFailure::Kind::kAborted, cause);
   }
@@ -96,8 +97,6 @@ class LocalCommunicator final : public RequestCommunicator {
   std::unique_ptr<RequestCommunicator> SplitGroup(int color, int key, std::string name) override;
   Work Issue(Request request, int64_t seq) override;
   void Befall(LocalFault::Kind kind, Request& request);
-
-  int world_rank() const { return group_->world_ranks[rank()]; }
 
   State& state_;
   const std::shared_ptr<Group> group_;
@@ -109,7 +108,8 @@ Work LocalCommunicator::Issue(Request request, int64_t) {
     std::this_thread::sleep_for(
         std::chrono::duration<double>(state_.DelaySeconds(*group_, issued_, rank())));
   }
-  const std::optional<LocalFault::Kind> fault = state_.TakeFault(world_rank(), request.tag.what);
+  const std::optional<LocalFault::Kind> fault =
+      state_.TakeFault(WorldRank(rank()), request.tag.what);
   if (fault) Befall(*fault, request);
   if (fault == LocalFault::Kind::kDuplicate) {
     state_.Arrive(*group_, rank(), issued_++, request);
@@ -121,7 +121,7 @@ Work LocalCommunicator::Issue(Request request, int64_t) {
 
 void LocalCommunicator::Befall(LocalFault::Kind kind, Request& request) {
   const std::string what =
-      Concat("rank ", world_rank(), " at ", request.tag.what, " ", request.tag.index);
+      Concat("rank ", WorldRank(rank()), " at ", request.tag.what, " ", request.tag.index);
   switch (kind) {
     case LocalFault::Kind::kThrow:
       HL_FAIL(ExitCode::kInternal, "injected: ", what);
@@ -130,7 +130,7 @@ void LocalCommunicator::Befall(LocalFault::Kind kind, Request& request) {
       throw CommError({CommFailure::Kind::kAborted, Concat("injected hang ended: ", what)});
     case LocalFault::Kind::kDisappear:
       state_.Abort(CommFailure::Kind::kPeerLost,
-                   Concat("peer lost: rank ", world_rank(), " is gone"));
+                   Concat("peer lost: rank ", WorldRank(rank()), " is gone"));
       throw local::Vanished();
     case LocalFault::Kind::kNan:
       return WriteNan(request.in);

@@ -99,7 +99,8 @@ bool MpiEngine::Loop::Stop() {
 
 MpiEngine::Group MpiEngine::Loop::Describe(GroupId id) {
   const std::lock_guard lock(mutex_);
-  return {id, groups_[id]->rank, static_cast<int>(groups_[id]->world_ranks.size())};
+  const std::vector<int>& world_ranks = groups_[id]->world_ranks;
+  return {id, groups_[id]->rank, static_cast<int>(world_ranks.size()), world_ranks};
 }
 
 MpiEngine::Group MpiEngine::Loop::Split(GroupId parent, int color, int key, double timeout_s) {
@@ -262,6 +263,7 @@ class MpiCommunicator final : public RequestCommunicator {
         group_(group),
         options_(options) {}
 
+  int WorldRank(int rank) const override { return group_.world_ranks[static_cast<size_t>(rank)]; }
   void Abort(const std::string& cause) noexcept override { engine_.Abort(cause); }
 
  private:

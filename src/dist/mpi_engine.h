@@ -12,6 +12,7 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "dist/communicator.h"
 #include "dist/exchange_plan.h"
@@ -34,6 +35,7 @@ class MpiEngine {
     GroupId id = 0;
     int rank = 0;
     int size = 1;
+    std::vector<int> world_ranks = {};  // by rank of the group
   };
   // The position of this process's ranks among the ranks of its host.
   struct Node {

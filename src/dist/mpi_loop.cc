@@ -132,7 +132,7 @@ void MpiEngine::Loop::MakeGroup() {
     {
       const std::lock_guard lock(mutex_);
       job.made = {static_cast<GroupId>(groups_.size()), group->rank,
-                  static_cast<int>(group->world_ranks.size())};
+                  static_cast<int>(group->world_ranks.size()), group->world_ranks};
       groups_.push_back(std::move(group));
     }
     Finish(job, MpiJob::State::kDone);

@@ -107,8 +107,10 @@ void RequireAllJoined(Communicator& host, const std::string& group, const std::s
   for (int rank = 0; rank < host.size(); ++rank)
     if (!failures[static_cast<size_t>(rank)].empty()) failed.push_back(rank);
   if (failed.empty()) return;
+  std::vector<int> of_world;
+  for (const int rank : failed) of_world.push_back(host.WorldRank(rank));
   fail(CommFailure::Kind::kTimeout, "NCCL rendezvous of group ", group, " failed on rank ",
-       JoinRanks(failed), " of ", host.size(), ": ", failures[static_cast<size_t>(failed[0])]);
+       JoinRanks(of_world), " of ", host.size(), ": ", failures[static_cast<size_t>(failed[0])]);
 }
 
 // The parts that all groups of a device share: the device's options and its poller.
@@ -200,6 +202,7 @@ class NcclCommunicator final : public RequestCommunicator {
   }
   ~NcclCommunicator() override { device_->poller.Remove(group_->watched()); }
 
+  int WorldRank(int rank) const override { return host_->WorldRank(rank); }
   void Batch(const std::function<void()>& issue) override;
   std::map<std::string, double> TakeStreamWaits() override { return group_->TakeStreamWaits(); }
   void SumInOrder(OrderedSum sum) override { device_->ordered_sum = std::move(sum); }

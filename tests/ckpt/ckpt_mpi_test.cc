@@ -65,6 +65,22 @@ TEST_F(MpiStoreTest, OneFailingRankFailsTheSaveForAll) {
   EXPECT_EQ(arena.DifferenceFrom(10), "");
 }
 
+// With sequence parallelism or shard groups, the store's group has the order of slices. Errors name
+// the ranks of the world.
+TEST_F(MpiStoreTest, ErrorsOfAStoreInAnotherOrderNameTheRankOfTheWorld) {
+  if (!fault::CompiledIn()) GTEST_SKIP() << "this build has no fault points";
+  const int rank = control().rank();
+  const std::unique_ptr<dist::Communicator> reversed = control().Split(0, -rank, "reversed");
+  TestArena arena(SmallSpecs(), reversed->size());
+  CheckpointStore store(run_ / "ckpt", *reversed, {.timeout_s = 1.2});
+  arena.Fill(10);
+  fault::Arm("ckpt.p1.fsync:enospc:1:0", rank);
+  EXPECT_HL_ERROR(store.Save(arena.view(), MakeState(10)), ExitCode::kCheckpointIo,
+                  "rank 0: injected at ckpt.p1.fsync");
+  fault::Arm("ckpt.p1.write:delay:1:0", rank);  // 2 seconds
+  EXPECT_HL_ERROR(store.Save(arena.view(), MakeState(10)), ExitCode::kCheckpointIo, "rank 0 took");
+}
+
 // The late rank cancels the save. The group stays usable, so the next save succeeds.
 TEST_F(MpiStoreTest, ALateRankCancelsOnlyTheSave) {
   if (!fault::CompiledIn()) GTEST_SKIP() << "this build has no fault points";

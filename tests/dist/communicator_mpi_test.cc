@@ -106,6 +106,7 @@ TEST(MpiCommunicator, SplitMakesSeparateGroups) {
   Communicator& world = context->world();
   const std::unique_ptr<Communicator> half = world.Split(world.rank() % 2, world.rank(), "half");
   EXPECT_EQ(half->size(), world.size() / 2);
+  EXPECT_EQ(half->WorldRank(half->rank()), world.rank());
   int64_t x = world.rank();
   half->AllReduce(Ref(&x, 1), ReduceOp::kMax, {"half", 0}, nullptr).WaitHost();
   EXPECT_EQ(x, world.size() - 2 + world.rank() % 2);

@@ -127,6 +127,7 @@ TEST(LocalCommunicator, SplitOrdersByKeyAndLeavesNegativeColorsOut) {
     }
     EXPECT_EQ(pair->size(), 2);
     EXPECT_EQ(pair->rank(), world.rank() % 2 == 0 ? 1 : 0);
+    EXPECT_EQ(pair->WorldRank(pair->rank()), world.rank());
     EXPECT_EQ(pair->name(), "pair");
     const std::vector<std::string> all =
         AllGatherBytes(*pair, std::string(world.rank(), 'x'), {"names", 0});
