@@ -16,11 +16,13 @@
 #include <string_view>
 #include <thread>
 
+#include "core/clock.h"
 #include "core/log.h"
 #include "dist/flight_recorder.h"
 #include "dist/nccl_group.h"
 #include "dist/nccl_poller.h"
 #include "dist/request.h"
+#include "dist/wait_longer.h"
 
 namespace halflife::dist {
 namespace {
@@ -33,6 +35,7 @@ using nccl::Launch;
 using nccl::Poller;
 
 constexpr auto kPollInterval = std::chrono::microseconds(20);
+constexpr double kJoinGraceSeconds = 10;  // by which ranks may begin a rendezvous later than others
 
 ncclDataType_t ToNccl(DType dtype) {
   switch (dtype) {
@@ -86,9 +89,10 @@ std::string RootAddress(const std::string& id) {
 }
 
 // Exchanges which ranks have joined. NCCL alone would not name those that have not. `failure` is
-// this rank's; empty if it has joined.
+// this rank's; empty if it has joined. `begun` is the beginning of this rank's rendezvous; others
+// may find their failure limit_s after it.
 void RequireAllJoined(Communicator& host, const std::string& group, const std::string& root,
-                      const std::string& failure, double limit_s) {
+                      const std::string& failure, double limit_s, const Stopwatch& begun) {
   const auto fail = [&](CommFailure::Kind kind, const auto&... cause) {
     throw CommError(
         {kind, Concat(cause..., ". All ranks of group ", group, " connect to its rank 0 at ", root,
@@ -98,10 +102,12 @@ void RequireAllJoined(Communicator& host, const std::string& group, const std::s
   };
   std::vector<std::string> failures;
   try {
-    failures = AllGatherBytes(host, failure, {"nccl_joined", 0});
+    Work arrived = host.Barrier({"nccl_joined", 0});
+    WaitLonger(arrived, limit_s + kJoinGraceSeconds - begun.Seconds());
+    failures = AllGatherBytes(host, failure, {"nccl_joined", 1});
   } catch (const CommError& error) {
-    fail(error.kind(), "NCCL rendezvous of group ", group,
-         ": not all ranks came: ", error.message());
+    fail(error.kind(), "NCCL rendezvous of group ", group, ": ", failure,
+         failure.empty() ? "" : "; ", "not all ranks came: ", error.message());
   }
   std::vector<int> failed;
   for (int rank = 0; rank < host.size(); ++rank)
@@ -129,7 +135,6 @@ class NcclOperation final : public Operation {
       : group_(std::move(group)),
         tag_(tag),
         what_(std::move(what)),
-        deadline_(DeadlineIn(group_->options().timeout_s)),
         exceptions_(std::uncaught_exceptions()) {}
 
   ~NcclOperation() override {
@@ -146,7 +151,11 @@ class NcclOperation final : public Operation {
     }
   }
 
-  void MarkIssued(std::shared_ptr<const Launch> launch) { launch_ = std::move(launch); }
+  // The deadline counts from here: the rendezvous of the group has its own.
+  void MarkIssued(std::shared_ptr<const Launch> launch) {
+    launch_ = std::move(launch);
+    deadline_ = DeadlineIn(group_->options().timeout_s);
+  }
   const std::string& what() const { return what_; }
 
   bool Done() override {
@@ -183,7 +192,7 @@ class NcclOperation final : public Operation {
   const std::shared_ptr<Group> group_;
   const char* const tag_;
   const std::string what_;
-  const Clock::time_point deadline_;
+  Clock::time_point deadline_;            // valid once launch_ is
   const int exceptions_;                  // exceptions in flight when the operation was issued
   std::shared_ptr<const Launch> launch_;  // null until the batch of the operation ends
   bool handed_over_ = false;              // a stream waits for the operation, so the host need not
@@ -333,8 +342,11 @@ void NcclCommunicator::Join() {
                 "NCCL finds no network interface: ", ncclGetLastError(nullptr),
                 ". Set NCCL_SOCKET_IFNAME to one that all hosts share.");
   }
-  const std::string bytes = BroadcastBytes(
-      *host_, std::string(reinterpret_cast<const char*>(&id), sizeof id), 0, {"nccl_id", 0});
+  const double limit_s = device_->options.init_timeout_s;
+  const std::string bytes =
+      BroadcastBytes(*host_, std::string(reinterpret_cast<const char*>(&id), sizeof id), 0,
+                     {"nccl_id", 0}, [&](Work& work) { WaitLonger(work, limit_s); });
+  const Stopwatch begun;
   std::string failure;
   try {
     group_->Init(bytes, rank(), size(), role_);
@@ -342,7 +354,7 @@ void NcclCommunicator::Join() {
     if (error.kind() == CommFailure::Kind::kAborted) throw;
     failure = error.message();
   }
-  RequireAllJoined(*host_, name(), RootAddress(bytes), failure, device_->options.init_timeout_s);
+  RequireAllJoined(*host_, name(), RootAddress(bytes), failure, limit_s, begun);
   joined_ = true;
 }
 

@@ -18,8 +18,9 @@
 namespace halflife::dist {
 
 struct NcclOptions {
-  double timeout_s = 180;       // deadline of one operation, counted from its issue
-  double init_timeout_s = 600;  // deadline of the rendezvous of a group
+  double timeout_s = 180;  // deadline of one operation, counted from its issue
+  // Deadline of the rendezvous of a group, from the first rank that begins it.
+  double init_timeout_s = 600;
   // Where the group reports calls, asynchronous errors and the rounds of its poller.
   std::shared_ptr<DeviceWatch> watch = std::make_shared<DeviceWatch>();
   // A Watchdog reads `watch` and knows which ranks may be late, so waits of the host have no

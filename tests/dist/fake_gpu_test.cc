@@ -610,6 +610,30 @@ TEST(FakeNccl, RendezvousNamesWhoIsMissing) {
   EXPECT_LT(outcome.wall_s, 5);
 }
 
+// The ranks begin a rendezvous at different times, because they load data and weights before it.
+// The deadline of single operations does not apply to it.
+TEST(FakeNccl, RendezvousWaitsForRanksThatBeginLater) {
+  for (const int late : {0, 1}) {
+    RunWell({.ranks = 2, .control_timeout_s = 0.3}, [&](Rank& rank) {
+      const auto comm = MakeWorld(rank, {.timeout_s = 0.3, .init_timeout_s = 20});
+      if (rank.number() == late) std::this_thread::sleep_for(std::chrono::milliseconds(800));
+      comm->Barrier({"met", 0}).WaitHost();
+    });
+  }
+}
+
+// Rank 0 knows at once that it cannot join, and the others only after their deadline.
+TEST(FakeNccl, RendezvousReportsTheFirstFailure) {
+  const NcclOptions options = {.timeout_s = 0.3, .init_timeout_s = 1};
+  RunWell({.ranks = 2, .unreachable = true, .control_timeout_s = 0.3}, [&](Rank& rank) {
+    const auto comm = MakeWorld(rank, options);
+    if (rank.number() == 0) rank.FailAsynchronously();
+    EXPECT_HL_ERROR(comm->Barrier({"met", 0}), ExitCode::kTimeout,
+                    "NCCL rendezvous of group world failed on rank 0 and 1 of 2",
+                    "remote process exited");
+  });
+}
+
 TEST(FakeNccl, AnAsynchronousErrorIsALostPeer) {
   const Outcome outcome = fake::Run({.ranks = 2}, [&](Rank& rank) {
     const auto comm = MakeWorld(rank);
