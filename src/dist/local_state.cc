@@ -262,8 +262,8 @@ void State::CheckPresence(const Group& group, const Slot& slot, int rank, int64_
   }
   if (Clock::now() >= deadline) {
     Fail(CommFailure::Kind::kTimeout,
-         Concat("timeout: ", what, " has waited ", options_.timeout_s, " s; rank ",
-                JoinRanks(missing), " has not issued it"));
+         Concat("timeout: ", what, " has waited ", WaitedSeconds(options_.timeout_s, deadline),
+                " s; rank ", JoinRanks(missing), " has not issued it"));
   }
 }
 

@@ -150,9 +150,9 @@ bool MpiEngine::Loop::AwaitUntil(std::unique_lock<std::mutex>& lock, const MpiJo
 void MpiEngine::Loop::Wait(MpiJob& job) {
   std::unique_lock lock(mutex_);
   if (!AwaitUntil(lock, job, job.deadline)) {
-    const CommFailure timeout = {
-        CommFailure::Kind::kTimeout,
-        Concat("timeout: ", job.spec.what, " has waited ", job.spec.timeout_s, " s")};
+    const CommFailure timeout = {CommFailure::Kind::kTimeout,
+                                 Concat("timeout: ", job.spec.what, " has waited ",
+                                        WaitedSeconds(job.spec.timeout_s, job.deadline), " s")};
     if (!kill_) {
       kill_ = timeout;
       kill_culprit_ = job.shared_from_this();

@@ -169,7 +169,8 @@ class NcclOperation final : public Operation {
       group_->CheckHealth(what_);
       if (!group_->options().has_watchdog && Clock::now() > deadline_) {
         const std::string text =
-            Concat("timeout: ", what_, " has waited ", group_->options().timeout_s, " s");
+            Concat("timeout: ", what_, " has waited ",
+                   WaitedSeconds(group_->options().timeout_s, deadline_), " s");
         group_->Abort(text);
         throw CommError({CommFailure::Kind::kTimeout, text});
       }

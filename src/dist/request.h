@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <exception>
 #include <mutex>
@@ -151,6 +152,13 @@ inline std::chrono::steady_clock::time_point DeadlineIn(double seconds) {
   constexpr double kForeverSeconds = 1e9;
   return Clock::now() + std::chrono::duration_cast<Clock::duration>(
                             std::chrono::duration<double>(std::min(seconds, kForeverSeconds)));
+}
+
+// Returns the seconds that an operation with this deadline has waited, for the message of a timeout.
+// A caller may have polled it until long after the deadline (wait_longer.h).
+inline double WaitedSeconds(double timeout_s, std::chrono::steady_clock::time_point deadline) {
+  const std::chrono::duration<double> late = std::chrono::steady_clock::now() - deadline;
+  return std::max(timeout_s, std::floor(timeout_s + late.count()));
 }
 
 // Selects the exception to report if several threads fail: the first that is a cause. A consequence

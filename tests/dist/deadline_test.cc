@@ -22,5 +22,11 @@ TEST(Deadline, VeryLongTimeoutsDoNotOverflow) {
     EXPECT_GT(DeadlineIn(seconds), Clock::now() + std::chrono::hours(24 * 365 * 30)) << seconds;
 }
 
+// A rank may be polled for an hour before its deadline is asked for.
+TEST(Deadline, TheMessageOfATimeoutCountsThePolledTime) {
+  EXPECT_EQ(WaitedSeconds(0.3, Clock::now()), 0.3);
+  EXPECT_EQ(WaitedSeconds(180, Clock::now() - std::chrono::seconds(3420)), 3600);
+}
+
 }  // namespace
 }  // namespace halflife::dist
