@@ -1,6 +1,6 @@
 // CheckpointStore::Save: the phases of a commit, each ended by one outcome for all ranks.
 //
-//   P0 open      rank 0   owner, free space, folder .tmp_step_N.<attempt>
+//   P0 open      rank 0   owner, free space (if short, retention), folder .tmp_step_N.<attempt>
 //   P1 data      all      write and fsync own shard
 //   P2 vote      all      any failure, or a rank that is late by timeout_s, cancels
 //   P3 seal      rank 0   coverage, manifest, fsync
@@ -126,11 +126,17 @@ std::string SaveSession::OpenAttempt() const {
   EmptyTrash(dir_);  // of cancelled attempts: frees their space before it is asked for
   const auto needed =
       static_cast<uint64_t>(arena_.layout->num_parameters()) * sizeof(float) * arena_.arrays.size();
-  const uint64_t free = FreeBytes(dir_, ExitCode::kCheckpointIo);
-  HL_CHECK_AS(ExitCode::kCheckpointIo, free >= needed + needed / 10, "step ", state_.step,
-              " needs ", HumanBytes(needed + needed / 10), " in ", dir_.string(), ", ",
-              HumanBytes(free), " are free (", std::strerror(ENOSPC),
-              "). Free space, or set ckpt.keep_last to keep fewer steps");
+  const uint64_t wanted = needed + needed / 10;
+  uint64_t free = FreeBytes(dir_, ExitCode::kCheckpointIo);
+  if (free < wanted) {  // The run may keep fewer steps than when it saved the last one.
+    Retain();
+    free = FreeBytes(dir_, ExitCode::kCheckpointIo);
+  }
+  const bool could_keep_fewer = config_.retention.keep_last > 2 && ListPublished(dir_).size() > 2;
+  HL_CHECK_AS(ExitCode::kCheckpointIo, free >= wanted, "step ", state_.step, " needs ",
+              HumanBytes(wanted), " in ", dir_.string(), ", ", HumanBytes(free), " are free (",
+              std::strerror(ENOSPC), "). Free space",
+              could_keep_fewer ? ", or use a smaller ckpt.keep_last" : "");
   const std::string attempt = RandomHex(8);
   const fs::path temporary = dir_ / TemporaryName(state_.step, attempt);
   fs::create_directory(temporary, error);

@@ -21,6 +21,7 @@ namespace fs = std::filesystem;
 using halflife::test::TempDir;
 using testing::Contains;
 using testing::ElementsAre;
+using testing::HasSubstr;
 using testing::Not;
 using testing::StartsWith;
 
@@ -162,31 +163,54 @@ TEST(LateDiskErrorTest, AFailingDeletionIsTriedAgain) {
               ElementsAre("LATEST", "step_000000000030", "step_000000000040"));
 }
 
-TEST(FullDiskTest, ASmallFileSystem) {
-  const TempDir mount;
-  if (::mount("tmpfs", mount.path().c_str(), "tmpfs", 0, "size=4m") != 0) {
-    GTEST_SKIP() << "mounting a tmpfs is not permitted here: " << std::strerror(errno);
+class FullDiskTest : public testing::Test {
+ protected:
+  ~FullDiskTest() override {
+    if (is_mounted_) ::umount(run().c_str());
   }
-  struct Unmount {
-    const fs::path& path;
-    ~Unmount() { ::umount(path.c_str()); }
-  } unmount{mount.path()};
-  // A step has 1.4 MiB: two fit, the third does not.
-  const std::vector<dist::ParamSpec> specs = {{.name = "w", .shape = {120'000}}};
-  for (const uint64_t step : {10, 20}) SaveStep(mount.path(), {.world = 2, .step = step}, specs);
+  const fs::path& run() const { return mount_.path(); }
+  // Returns false if the system does not permit it.
+  bool Mount(const char* size) {
+    is_mounted_ = ::mount("tmpfs", run().c_str(), "tmpfs", 0, size) == 0;
+    return is_mounted_;
+  }
+  // A step has 1.4 MiB.
+  const std::vector<dist::ParamSpec> specs_ = {{.name = "w", .shape = {120'000}}};
+
+ private:
+  const TempDir mount_;
+  bool is_mounted_ = false;
+};
+constexpr char kNoMount[] = "mounting a tmpfs is not permitted here: ";
+
+TEST_F(FullDiskTest, ASmallFileSystem) {
+  if (!Mount("size=4m")) GTEST_SKIP() << kNoMount << std::strerror(errno);
+  // Two steps fit, the third does not.
+  for (const uint64_t step : {10, 20}) SaveStep(run(), {.world = 2, .step = step}, specs_);
   for (const uint64_t step : {30, 40}) {
-    EXPECT_HL_ERROR(SaveStep(mount.path(), {.world = 2, .step = step}, specs),
-                    ExitCode::kCheckpointIo, "needs 1.5 MiB", "are free", "No space left",
-                    "Free space, or set ckpt.keep_last");
+    EXPECT_HL_ERROR(SaveStep(run(), {.world = 2, .step = step}, specs_), ExitCode::kCheckpointIo,
+                    "needs 1.5 MiB", "are free (No space left on device). Free space");
     try {
-      SaveStep(mount.path(), {.world = 2, .step = step}, specs);
+      SaveStep(run(), {.world = 2, .step = step}, specs_);
     } catch (const Error& error) {
+      EXPECT_THAT(error.message(), Not(HasSubstr("keep_last"))) << "there is no third step";
       EXPECT_FALSE(error.message().ends_with('.')) << "the trainer adds sentences";
     }
   }
-  EXPECT_THAT(ListCkpt(mount.path()),
-              ElementsAre("LATEST", "step_000000000010", "step_000000000020"));
-  EXPECT_EQ(LoadStep(mount.path(), 1, specs)->state.step, 20u);
+  EXPECT_THAT(ListCkpt(run()), ElementsAre("LATEST", "step_000000000010", "step_000000000020"));
+  EXPECT_EQ(LoadStep(run(), 1, specs_)->state.step, 20u);
+}
+
+// The remedy of the message works, although the steps that are then too many fill the disk.
+TEST_F(FullDiskTest, AskedToKeepFewerStepsASaveDeletesOldOnesFirst) {
+  if (!Mount("size=5500k")) GTEST_SKIP() << kNoMount << std::strerror(errno);
+  const StoreConfig keep_five{.retention = {.keep_last = 5}};
+  for (const uint64_t step : {10, 20, 30})
+    SaveStep(run(), {.world = 2, .step = step, .config = keep_five}, specs_);
+  EXPECT_HL_ERROR(SaveStep(run(), {.world = 2, .step = 40, .config = keep_five}, specs_),
+                  ExitCode::kCheckpointIo, "Free space, or use a smaller ckpt.keep_last");
+  SaveStep(run(), {.world = 2, .step = 40, .config = kKeepTwo}, specs_);
+  EXPECT_THAT(ListCkpt(run()), ElementsAre("LATEST", "step_000000000030", "step_000000000040"));
 }
 
 }  // namespace
