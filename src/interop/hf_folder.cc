@@ -63,7 +63,7 @@ bool IsPlainName(const std::string& name) {
 }
 
 template <typename Element>
-void Widen(const char* bytes, int64_t count, float* out) {
+void ToFp32(const char* bytes, int64_t count, float* out) {
   for (int64_t i = 0; i < count; ++i) {
     Element element;
     std::memcpy(&element, bytes + i * static_cast<int64_t>(sizeof(Element)), sizeof(Element));
@@ -71,15 +71,17 @@ void Widen(const char* bytes, int64_t count, float* out) {
   }
 }
 
-using WidenFunction = void (*)(const char*, int64_t, float*);
-WidenFunction WidenFrom(StoredDType dtype) {
+using Conversion = void (*)(const char*, int64_t, float*);
+Conversion ConversionFrom(StoredDType dtype) {
   switch (dtype) {
     case StoredDType::kF32:
-      return &Widen<float>;
+      return &ToFp32<float>;
+    case StoredDType::kF64:
+      return &ToFp32<double>;
     case StoredDType::kBF16:
-      return &Widen<c10::BFloat16>;
+      return &ToFp32<c10::BFloat16>;
     case StoredDType::kF16:
-      return &Widen<c10::Half>;
+      return &ToFp32<c10::Half>;
     default:
       return nullptr;
   }
@@ -171,9 +173,9 @@ const HfTensor* HfFolder::Find(const std::string& name) const {
 
 void HfFolder::Read(const HfTensor& tensor, int64_t begin, int64_t end, float* out) const {
   const fs::path path = path_ / file_names_[tensor.file];
-  const WidenFunction widen = WidenFrom(tensor.dtype);
-  HL_CHECK_AS(ExitCode::kData, widen != nullptr, path.string(), ": tensor ", tensor.name, " is ",
-              ckpt::Name(tensor.dtype), ". Only F32, BF16 and F16 are supported.");
+  const Conversion convert = ConversionFrom(tensor.dtype);
+  HL_CHECK_AS(ExitCode::kData, convert != nullptr, path.string(), ": tensor ", tensor.name, " is ",
+              ckpt::Name(tensor.dtype), ". Only F64, F32, BF16 and F16 are supported.");
   HL_CHECK(0 <= begin && begin <= end && end <= tensor.count(), "range [", begin, ", ", end,
            ") is outside tensor ", tensor.name);
   const auto width = static_cast<int64_t>(ckpt::SizeOf(tensor.dtype));
@@ -189,7 +191,7 @@ void HfFolder::Read(const HfTensor& tensor, int64_t begin, int64_t end, float* o
                   got == 0 ? ": the file became shorter" : "");
       done += got;
     }
-    widen(piece.data(), count, out);
+    convert(piece.data(), count, out);
     begin += count, out += count;
   }
 }

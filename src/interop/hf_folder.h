@@ -36,8 +36,8 @@ class HfFolder {
   const std::map<std::string, HfTensor>& tensors() const { return tensors_; }
   const HfTensor* Find(const std::string& name) const;  // Null if there is no such tensor.
 
-  // Reads elements [begin, end) of the flattened tensor, widened to fp32. Throws kData for a type
-  // that is not supported for weights. Thread-safe.
+  // Reads elements [begin, end) of the flattened tensor as fp32, to which fp64 is rounded. Throws
+  // kData for a type that is not supported for weights. Thread-safe.
   void Read(const HfTensor& tensor, int64_t begin, int64_t end, float* out) const;
 
  private:

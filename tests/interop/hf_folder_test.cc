@@ -111,6 +111,20 @@ TEST_F(HfFolderTest, PipesAreNoFiles) {
   }
 }
 
+TEST_F(HfFolderTest, DoublesAreRoundedToFp32) {
+  const double doubles[] = {0.1, -1e-300, 3};
+  std::vector<ckpt::safetensors::Entry> entries = {
+      {.name = "w", .dtype = ckpt::StoredDType::kF64, .shape = {3}, .begin = 0, .end = 24}};
+  std::filesystem::remove(folder_ / "model.safetensors.index.json");
+  WriteText(folder_ / "model.safetensors",
+            ckpt::safetensors::BuildHeader(entries, {}, 8) +
+                std::string(reinterpret_cast<const char*>(doubles), sizeof doubles));
+  const HfFolder folder = HfFolder::Open(folder_);
+  float values[3];
+  folder.Read(*folder.Find("w"), 0, 3, values);
+  EXPECT_THAT(values, ElementsAre(0.1f, 0.0f, 3.0f));
+}
+
 TEST_F(HfFolderTest, OtherTypesAreNoWeights) {
   std::vector<ckpt::safetensors::Entry> entries = {
       {.name = "ids", .dtype = ckpt::StoredDType::kI64, .shape = {1}, .begin = 0, .end = 8}};
@@ -120,7 +134,7 @@ TEST_F(HfFolderTest, OtherTypesAreNoWeights) {
   const HfFolder folder = HfFolder::Open(folder_);
   float value;
   EXPECT_HL_ERROR(folder.Read(*folder.Find("ids"), 0, 1, &value), ExitCode::kData,
-                  "tensor ids is I64. Only F32, BF16 and F16 are supported.");
+                  "tensor ids is I64. Only F64, F32, BF16 and F16 are supported.");
 }
 
 }  // namespace
