@@ -146,6 +146,7 @@ LIKE_LLAMA_VARIANTS = {
     "qwen2": {"model_type": "qwen2", "num_key_value_heads": 2},
     "qwen2_tied_linear": {"model_type": "qwen2", "num_key_value_heads": None, "rms_norm_eps": 1e-5,
                           "tie_word_embeddings": True, "rope_parameters": ROPE_SCALINGS["linear"]},
+    "qwen2_wide_heads": {"model_type": "qwen2", "head_dim": 12, "num_key_value_heads": 2},
     "qwen2_layer_types": {"model_type": "qwen2", "num_key_value_heads": 1, "num_hidden_layers": 3,
                           "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 3,
                           "layer_types": ["sliding_attention", "full_attention",

@@ -886,9 +886,8 @@ TEST(ChooseLayoutTest, ListsWhatMistralAndQwenHaveNot) {
   EXPECT_HL_ERROR(
       Chosen(Model("softmax", {{"qk_norm", true}, {"qk_norm_eps", 1e-6}}), "transformer"),
       ExitCode::kUsage, "qk_norm_eps is 1e-06. Only 1e-05 is supported.");
-  EXPECT_HL_ERROR(Chosen(Model("softmax", {{"head_dim", 24}, {"out_bias", true}}), "qwen2"),
-                  ExitCode::kUsage, "qwen2: qkv_bias is off", "out_bias is on",
-                  "head_dim is not model_dim / num_heads");
+  EXPECT_HL_ERROR(Chosen(Model("softmax", {{"out_bias", true}}), "qwen2"), ExitCode::kUsage,
+                  "qwen2: qkv_bias is off", "out_bias is on");
   model::ModelConfig config = Model("softmax", {{"window", 5}, {"qkv_bias", true}});
   config.hybrid = Windowed(config, {.layers = {1}}, /*window=*/6);
   EXPECT_HL_ERROR(Chosen(config), ExitCode::kUsage, "mistral: qkv_bias is on",

@@ -328,8 +328,6 @@ class Qwen2 : public Qwen {
     if (!options.Get<bool>("qkv_bias")) lines.emplace_back("qkv_bias is off");
     for (const char* option : {"qk_norm", "out_bias"})
       if (options.Get<bool>(option)) lines.emplace_back(Concat(option, " is on"));
-    if (options.Get<int64_t>("head_dim") * options.Get<int64_t>("num_heads") != config.model_dim)
-      lines.emplace_back("head_dim is not model_dim / num_heads");
     return lines;
   }
 
