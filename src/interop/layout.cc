@@ -1,6 +1,7 @@
 #include "interop/layout.h"
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -228,12 +229,11 @@ int64_t ConfigReader::Int(const std::string& key, int64_t absent, int64_t min) {
   const nlohmann::json* value = Find(key);
   if (value == nullptr) return absent;
   constexpr int64_t kMax = int64_t{1} << 30;  // The product of two such numbers fits into 64 bits.
-  const bool valid = value->is_number_integer() &&
-                     !(value->is_number_unsigned() && value->get<uint64_t>() > kMax) &&
-                     value->get<int64_t>() >= min && value->get<int64_t>() <= kMax;
+  const double number = value->is_number() ? value->get<double>() : NAN;
+  const bool valid = IsWholeNumber(number) && number >= static_cast<double>(min) && number <= kMax;
   Require(valid, key, " is ", Shown(*value), ". Only integers from ", min, " to ", kMax,
           " are supported.");
-  return valid ? value->get<int64_t>() : absent;
+  return valid ? static_cast<int64_t>(number) : absent;
 }
 
 double ConfigReader::Double(const std::string& key, double absent) {

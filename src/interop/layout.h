@@ -71,7 +71,7 @@ class ConfigReader {
 
   bool Has(const std::string& key);     // True if the key is present and not null.
   bool IsNull(const std::string& key);  // True if the key is present and null.
-  int64_t Int(const std::string& key, int64_t absent, int64_t min = 1);
+  int64_t Int(const std::string& key, int64_t absent, int64_t min = 1);  // 64.0 is 64.
   double Double(const std::string& key, double absent);
   bool Bool(const std::string& key, bool absent);
   std::string String(const std::string& key, const std::string& absent);

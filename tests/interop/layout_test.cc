@@ -672,6 +672,10 @@ TEST(LayoutTest, RopeScalingsByTheirOldAndTheirNewKeys) {
                          "rope_scaling": {"type": "yarn", "factor": null,
                                           "original_max_position_embeddings": 512})"),
             PositionsConfig("yarn", {{"factor", 8.0}, {"length", 512}}));
+  // Some folders have the length as a floating-point number.
+  EXPECT_EQ(positions(R"("rope_scaling": {"type": "yarn", "factor": 8,
+                                          "original_max_position_embeddings": 512.0})"),
+            PositionsConfig("yarn", {{"factor", 8.0}, {"length", 512}}));
 }
 
 // m(k) = 0.1 k ln(4) + 1 = 0.138629436 k + 1.
@@ -711,6 +715,9 @@ TEST(LayoutTest, RefusesOtherRotations) {
   refused(R"("rope_parameters": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4})",
           "rope_parameters.high_freq_factor is missing. Add it (Llama 3.1 has 4).",
           "rope_parameters.high_freq_factor is 4 and low_freq_factor 4. Use a high_freq_factor");
+  refused(R"("rope_parameters": {"rope_type": "yarn", "factor": 8,
+                                 "original_max_position_embeddings": 512.5})",
+          "original_max_position_embeddings is 512.5. Only integers from 1");
   refused(R"("rope_parameters": {"rope_type": "yarn", "factor": 8, "attention_factor": 0.0})",
           "rope_parameters.attention_factor is 0. Use a number above 0, or remove the key.");
   refused(R"("rope_parameters": {"rope_type": "yarn", "factor": 8,
