@@ -245,7 +245,7 @@ double ConfigReader::Double(const std::string& key, double absent) {
 
 bool ConfigReader::Bool(const std::string& key, bool absent) {
   const nlohmann::json* value = Find(key);
-  if (value == nullptr) return absent;
+  if (value == nullptr) return absent && !IsNull(key);
   Require(value->is_boolean(), key, " is ", Shown(*value), ". Only true and false are supported.");
   return value->is_boolean() ? value->get<bool>() : absent;
 }

@@ -73,7 +73,7 @@ class ConfigReader {
   bool IsNull(const std::string& key);  // True if the key is present and null.
   int64_t Int(const std::string& key, int64_t absent, int64_t min = 1);  // 64.0 is 64.
   double Double(const std::string& key, double absent);
-  bool Bool(const std::string& key, bool absent);
+  bool Bool(const std::string& key, bool absent);  // null is false, as in Python
   std::string String(const std::string& key, const std::string& absent);
   // Returns the member, or null if it is absent or null. The caller checks its type.
   const nlohmann::json* Member(const std::string& key);

@@ -574,6 +574,20 @@ TEST(LayoutTest, NullsOfFla) {
   };
   EXPECT_EQ(key_eps(R"({"fuse_norm": null})"), key_eps(R"({"fuse_norm": false})"));
   EXPECT_NE(key_eps(R"({"fuse_norm": null})"), key_eps("{}"));
+  // null is false also where the default is true.
+  for (const auto& [type, key] : {std::pair{"gla", "use_output_gate"},
+                                  {"delta_net", "use_beta"},
+                                  {"delta_net", "use_short_conv"},
+                                  {"gated_deltanet", "use_gate"},
+                                  {"gated_deltaproduct", "use_output_gate"},
+                                  {"hgrn2", "use_lower_bound"},
+                                  {"rwkv7", "norm_bias"},
+                                  {"rwkv7", "norm_first"}}) {
+    SCOPED_TRACE(Concat(type, ", ", key));
+    const std::string with_null = model::ToJson(Read(type, Concat("{\"", key, "\": null}")));
+    EXPECT_EQ(with_null, model::ToJson(Read(type, Concat("{\"", key, "\": false}"))));
+    EXPECT_NE(with_null, model::ToJson(Read(type, "{}")));
+  }
   for (const auto& [type, config] :
        {std::pair{"transformer", R"({"rope_theta": null})"},
         {"gla", R"({"attn": {"layers": [0], "num_heads": 4, "rope_theta": null}})"}})

@@ -92,10 +92,6 @@ std::vector<std::string> NamedActivations(ActivationNames names) {
   return ours;
 }
 
-bool ReadTruthy(ConfigReader& reader, const char* key) {
-  return reader.Bool(key, !reader.IsNull(key));
-}
-
 std::optional<std::vector<int64_t>> ReadLayersOfType(ConfigReader& reader, const std::string& key,
                                                      int64_t num_layers, const LayerTypes& types) {
   const nlohmann::json* list = reader.Member(key);

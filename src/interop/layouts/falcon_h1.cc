@@ -146,7 +146,7 @@ class FalconH1 : public Layout {
     mixer.Set("use_in_bias", in && !out);
     mixer.Set("use_out_bias", out && !in);
     const bool norm = reader.Bool("mamba_rms_norm", false),
-               norm_first = ReadTruthy(reader, "mamba_norm_before_gate");
+               norm_first = reader.Bool("mamba_norm_before_gate", true);
     mixer.Set("norm", std::string(!norm ? "none" : norm_first ? "norm_first" : "gate_first"));
     ReadFactors(reader, "ssm_multipliers", kSsmFactors, mixer);
     return mixer;

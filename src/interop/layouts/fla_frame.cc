@@ -162,7 +162,7 @@ void IgnoreCommonKeys(ConfigReader& reader) {
                  "use_bfloat16",
                  "pruned_heads",
                  "auto_map"});
-  reader.Require(ReadTruthy(reader, "is_causal"),
+  reader.Require(reader.Bool("is_causal", true),
                  "is_causal is false, so tokens see later tokens. Use a causal model.");
   const nlohmann::json* of_layers = reader.Member("per_layer_config");
   reader.Require(
@@ -262,7 +262,7 @@ std::string FlaName(const std::string& parameter) {
 std::string FlaLinearName(const std::string& parameter, ConfigReader* reader) {
   std::string name = FlaName(parameter);
   const std::string fused = "g_norm_swish_gate.weight";
-  if (reader == nullptr || ReadTruthy(*reader, "fuse_norm") || !name.ends_with(fused)) return name;
+  if (reader == nullptr || reader->Bool("fuse_norm", true) || !name.ends_with(fused)) return name;
   return name.substr(0, name.size() - fused.size()) + "g_norm.weight";
 }
 
@@ -293,7 +293,7 @@ void ReadFlaLinear(ConfigReader& reader, model::MixerConfig& mixer, int64_t num_
 }
 
 void ReadFlaAffine(ConfigReader& reader, model::MixerConfig& mixer) {
-  mixer.Set("norm_affine", ReadTruthy(reader, "elementwise_affine"));
+  mixer.Set("norm_affine", reader.Bool("elementwise_affine", true));
 }
 
 void ReadFlaAttention(ConfigReader& reader, model::MixerConfig& mixer) {

@@ -57,9 +57,6 @@ struct Renaming {
 // Applies the renamings in order. Each one replaces the first occurrence.
 std::string Renamed(std::string parameter, std::span<const Renaming> renamings);
 
-// Reads a flag that is true if absent and false if null, as null is in Python (config_values.cc).
-bool ReadTruthy(ConfigReader& reader, const char* key);
-
 // Reads a list with one name for each layer (config_values.cc). Returns the layers with a name of
 // `wanted`, or nullopt if there is no such list. Messages mention the first name of each kind.
 struct LayerTypes {

@@ -129,7 +129,7 @@ model::MixerConfig ReadHybridMamba2(ConfigReader& reader, int64_t inner_width,
                                           {"num_groups", reader.Int("mamba_n_groups", 1)},
                                           {"conv_kernel", reader.Int("mamba_d_conv", 4)},
                                           {"use_bias", reader.Bool("mamba_proj_bias", false)},
-                                          {"use_conv_bias", ReadTruthy(reader, "mamba_conv_bias")},
+                                          {"use_conv_bias", reader.Bool("mamba_conv_bias", true)},
                                           {"a_init", std::string("heads")}});
   SetStepLimits(ReadStepLimits(reader, "time_step_limit"), mixer);
   return mixer;

@@ -44,7 +44,7 @@ model::PositionsConfig ReadYarn(ConfigReader& rope, double factor, int64_t lengt
   // 0 means the default, too.
   if (const double fast = rope.Double("beta_fast", 0); fast != 0) ramp.fast = fast;
   if (const double slow = rope.Double("beta_slow", 0); slow != 0) ramp.slow = slow;
-  ramp.truncate = ReadTruthy(rope, "truncate");
+  ramp.truncate = rope.Bool("truncate", true);
   const double mscales = ReadMscales(rope, factor);
   const double attention_factor = rope.Double("attention_factor", mscales);
   rope.Require(!rope.Has("attention_factor") || attention_factor > 0, "attention_factor is ",

@@ -326,7 +326,7 @@ class Rwkv7 : public RwkvLayout {
     const int64_t head_dim =
         reader.Int("head_dim", derived ? std::max<int64_t>(1, config.model_dim / num_given) : 64);
     config.mixer.Set("head_dim", head_dim);
-    config.mixer.Set("key_eps", ReadTruthy(reader, "fuse_norm") ? kFusedKeyEps : kPlainKeyEps);
+    config.mixer.Set("key_eps", reader.Bool("fuse_norm", true) ? kFusedKeyEps : kPlainKeyEps);
     reader.Require(config.model_dim % head_dim == 0, "head_dim is ", head_dim,
                    ". Only divisors of hidden_size, ", config.model_dim, ", are supported.");
     for (const Rank& rank : kRanks) {

@@ -273,7 +273,7 @@ std::string ZoologyMixerName(const ZoologyModule& mixer, const std::string& para
   std::string name = known == nullptr ? parameter : Renamed(parameter, known->names);
   if (mixer.class_name != "ReBased") return name;
   const auto normalize = mixer.kwargs->find("normalize");
-  const bool norm = normalize == mixer.kwargs->end() || *normalize != false;
+  const bool norm = normalize == mixer.kwargs->end() || *normalize == true;
   return norm ? Renamed(name, kLayerNormNames) : Renamed(name, kScalerNames);
 }
 
