@@ -74,7 +74,9 @@ HfModel HfModel::Open(const std::filesystem::path& path, const std::string& layo
     model.config_.initializer_range = model::ModelConfig().initializer_range;
   reader.Check();
   // The class of the whole folder ties the head if the outer key says so.
-  if (!member.empty() && model.folder_.config().value("tie_word_embeddings", false))
+  constexpr const char* kTied = "tie_word_embeddings";
+  const nlohmann::json& outer = model.folder_.config();
+  if (!member.empty() && outer.contains(kTied) && outer.at(kTied) == true)
     model.config_.head.tied = true;
   // Every layer has its own tensors, so this bounds the memory that a corrupt num_layers can
   // allocate.

@@ -186,7 +186,8 @@ class DeltaHybrids(shared.FolderChecks):
         text = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps({
             "model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"],
-            "image_token_id": 5, "vision_config": {"depth": 2}, "text_config": text}))
+            "image_token_id": 5, "vision_config": {"depth": 2}, "text_config": text,
+            "tie_word_embeddings": None}))
         exported = self.check_round_trips(folder, want)
         back = AutoModelForCausalLM.from_pretrained(exported).float().eval()
         self.assertEqual(back.config.model_type, "qwen3_5_text")
