@@ -107,12 +107,13 @@ HfFolder HfFolder::Open(const fs::path& path) {
     folder.ReadIndex(index);
     return folder;
   }
-  HL_CHECK_AS(ExitCode::kData, is_whole, path.string(),
-              " holds neither model.safetensors nor model.safetensors.index.json",
-              fs::exists(path / "pytorch_model.bin")
-                  ? ". pytorch_model.bin is a pickle, which can run code when it is read. Save the "
-                    "model again with save_pretrained(safe_serialization=True)."
-                  : "");
+  HL_CHECK_AS(
+      ExitCode::kData, is_whole, path.string(),
+      " holds neither model.safetensors nor model.safetensors.index.json",
+      fs::exists(path / "pytorch_model.bin") || fs::exists(path / "pytorch_model.bin.index.json")
+          ? ". pytorch_model*.bin are pickles, which can run code when they are read. Load "
+            "the model with transformers and save it again with save_pretrained."
+          : ". Download the safetensors files of the model.");
   folder.AddFile("model.safetensors");
   return folder;
 }

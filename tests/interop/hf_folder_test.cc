@@ -96,8 +96,11 @@ TEST_F(HfFolderTest, WhatIsNoModelFolder) {
   WriteText(folder_ / "config.json", "{}");
   std::filesystem::remove(folder_ / "model.safetensors.index.json");
   EXPECT_HL_ERROR(HfFolder::Open(folder_), ExitCode::kData, "neither model.safetensors nor");
-  WriteText(folder_ / "pytorch_model.bin", "x");
-  EXPECT_HL_ERROR(HfFolder::Open(folder_), ExitCode::kData, "pickle", "safe_serialization=True");
+  for (const char* pickle : {"pytorch_model.bin", "pytorch_model.bin.index.json"}) {
+    WriteText(folder_ / pickle, "x");
+    EXPECT_HL_ERROR(HfFolder::Open(folder_), ExitCode::kData, "are pickles", "save_pretrained");
+    std::filesystem::remove(folder_ / pickle);
+  }
 }
 
 // A pipe in the place of any file is refused immediately.
