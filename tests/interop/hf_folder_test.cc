@@ -103,6 +103,16 @@ TEST_F(HfFolderTest, WhatIsNoModelFolder) {
   }
 }
 
+TEST_F(HfFolderTest, QuantizedWeightsAreRefusedBeforeTheyAreRead) {
+  std::filesystem::remove(folder_ / "model.safetensors.index.json");
+  WriteText(folder_ / "model.safetensors", "x");
+  WriteText(folder_ / "config.json", R"({"quantization_config": {"quant_method": "fp8"}})");
+  EXPECT_HL_ERROR(HfFolder::Open(folder_), ExitCode::kData,
+                  "config.json: quantization_config is set, so the weights are quantized. Use");
+  WriteText(folder_ / "config.json", R"({"quantization_config": null})");
+  EXPECT_HL_ERROR(HfFolder::Open(folder_), ExitCode::kData, "shorter than 8 bytes");
+}
+
 // A pipe in the place of any file is refused immediately.
 TEST_F(HfFolderTest, PipesAreNoFiles) {
   for (const char* name : {"model-00002-of-00002.safetensors", "model.safetensors.index.json",
