@@ -104,6 +104,8 @@ class HeaderParser {
   std::string_view JsonText(std::string_view head, uint64_t file_bytes) const {
     uint64_t length = 0;
     Check(head.size() >= 8, "shorter than 8 bytes");
+    Check(!head.starts_with("version "),
+          "it is a pointer of Git LFS. Download the file itself, for example with `git lfs pull`.");
     std::memcpy(&length, head.data(), 8);
     Check(length <= kMaxHeaderBytes, "header of ", length, " bytes, the limit is ",
           kMaxHeaderBytes);

@@ -59,6 +59,9 @@ TEST(SafetensorsTest, ReadsFromAFile) {
   std::ofstream(dir / "short.safetensors", std::ios::binary) << head.substr(0, 5);
   EXPECT_HL_ERROR(safetensors::ReadHeader(dir / "short.safetensors", ExitCode::kData),
                   ExitCode::kData, "short.safetensors", "shorter than 8 bytes");
+  std::ofstream(dir / "pointer.safetensors") << "version https://git-lfs.github.com/spec/v1\n";
+  EXPECT_HL_ERROR(safetensors::ReadHeader(dir / "pointer.safetensors", ExitCode::kData),
+                  ExitCode::kData, "pointer.safetensors", "it is a pointer of Git LFS. Download");
   EXPECT_HL_ERROR(safetensors::ReadHeader(dir / "missing.safetensors", ExitCode::kData),
                   ExitCode::kData, "No such file");
 }
