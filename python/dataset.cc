@@ -132,6 +132,8 @@ void DeclareDataset(nb::module_& module) {
           "batches",
           [](const Dataset& self, const std::string& split, int64_t seq_len, int64_t batch_size,
              uint64_t seed, uint64_t first_step, bool reset_at_documents) {
+            HL_CHECK_AS(ExitCode::kUsage, seq_len > 0 && batch_size > 0, "seq_len is ", seq_len,
+                        " and batch_size is ", batch_size, ". Use numbers of at least 1.");
             return std::make_unique<Batches>(self, split, seq_len, batch_size, seed, first_step,
                                              reset_at_documents);
           },

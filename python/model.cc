@@ -39,6 +39,10 @@ class Model {
         const std::string& precision, int threads) {
     HL_CHECK_AS(ExitCode::kUsage, precision == "fp32" || precision == "bf16", "the precision '",
                 precision, "' is unknown. Use 'fp32' or 'bf16'.");
+    HL_CHECK_AS(ExitCode::kUsage, device == "auto" || device == "cpu" || device == "cuda",
+                "the device '", device, "' is unknown. Use 'auto', 'cpu' or 'cuda'.");
+    HL_CHECK_AS(ExitCode::kUsage, threads >= 0, "threads is ", threads,
+                ". Use a number of threads, or 0 to leave their number as it is.");
     const nb::gil_scoped_release release;
     if (threads > 0) at::set_num_threads(threads);
     loaded_ = cli::LoadAnyModel(path, tokenizer,

@@ -203,6 +203,8 @@ def test_metrics(work):
 @pytest.mark.parametrize("call, message, code", [
     (lambda model: halflife.load("nowhere"), "Use the folder of a run", 76),
     (lambda model: halflife.load(model.path, precision="fp16"), "Use 'fp32' or 'bf16'", 2),
+    (lambda model: halflife.load(model.path, device="gpu"), "Use 'auto', 'cpu' or 'cuda'", 2),
+    (lambda model: halflife.load(model.path, threads=-1), "threads is -1. Use a number", 2),
     (lambda model: halflife.Dataset(model.path), "dataset manifest", 3),
     (lambda model: model.score([[5, 9999]]), "9999", 2),
     (lambda model: model.logits(np.array([[5, 9999]])), "Use the model's own tokenizer", 2),
@@ -225,6 +227,8 @@ def test_ranges_outside_of_a_split(work):
         dataset.read("train", 5, 10**9)
     with pytest.raises(halflife.Error, match="train, validation"):
         dataset.read("nothing", 0, 1)
+    with pytest.raises(halflife.Error, match="batch_size is 0. Use numbers of at least 1"):
+        dataset.batches("train", seq_len=8, batch_size=0)
 
 
 def test_torch_is_optional():
