@@ -79,6 +79,9 @@ struct Mamba2Options : OptionsOf<Mamba2Options> {
     problems.Require(num_heads == 0 || head_dim == 0 || num_heads <= kMaxWidth / head_dim,
                      num_heads, " heads of ", head_dim, " channels are too wide. Use at most ",
                      kMaxWidth, " channels in total.");
+    problems.Require(head_dim <= kernels::kMaxHeadDimV, "num_heads ", num_heads, " gives heads of ",
+                     head_dim, " channels. Use more heads, for at most ", kernels::kMaxHeadDimV,
+                     " channels.");
     problems.Require(num_heads % num_groups == 0, "num_groups ", num_groups,
                      " does not divide num_heads ", num_heads, ". Use a divisor of ", num_heads,
                      ".");

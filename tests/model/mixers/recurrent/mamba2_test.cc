@@ -384,6 +384,10 @@ TEST(Mamba2Test, NamesTheFix) {
   EXPECT_THAT(problems({{"num_heads", 4}, {"state_size", 257}}),
               ElementsAre(HasSubstr("at most 256")));
   EXPECT_THAT(problems({{"num_heads", 4}, {"norm", "rms"}}), ElementsAre(HasSubstr("gate_first")));
+  EXPECT_THAT(
+      MixerConfig("mamba2", {{"num_heads", 1}}).Resolve({.model_dim = 512, .num_layers = 2}),
+      ElementsAre("mixer mamba2: num_heads 1 gives heads of 1024 channels. Use more heads, for at "
+                  "most 512 channels."));
 }
 
 }  // namespace
