@@ -120,8 +120,9 @@ Parameter Declare(const AttentionLayer& layer, const char* name, double high) {
 
 class Kerple : public AttentionPositions {
  public:
-  explicit Kerple(const AttentionLayer& layer)
-      : r1_(Declare(layer, "kerple.r1", 2)), r2_(Declare(layer, "kerple.r2", 1)) {}
+  // r1 and r2 start uniform in [0, high_r1) and [0, high_r2), as in the authors' code.
+  Kerple(const AttentionLayer& layer, double high_r1, double high_r2)
+      : r1_(Declare(layer, "kerple.r1", high_r1)), r2_(Declare(layer, "kerple.r2", high_r2)) {}
   bool has_bias() const override { return true; }
   bool looks_ahead() const override { return true; }
 
@@ -137,7 +138,7 @@ struct KerpleLogOptions : OptionsOf<KerpleLogOptions> {};
 
 class KerpleLog : public Kerple {
  public:
-  KerpleLog(const KerpleLogOptions&, const AttentionLayer& layer) : Kerple(layer) {}
+  KerpleLog(const KerpleLogOptions&, const AttentionLayer& layer) : Kerple(layer, 2, 1) {}
   at::Tensor Bias(int64_t num_distances, const at::TensorOptions& options) const override {
     const at::Tensor distance = at::arange(num_distances, options);
     return -r1() * at::log1p((*r2()).clamp_min(kMin) * distance);
@@ -148,7 +149,7 @@ struct KerplePowerOptions : OptionsOf<KerplePowerOptions> {};
 
 class KerplePower : public Kerple {
  public:
-  KerplePower(const KerplePowerOptions&, const AttentionLayer& layer) : Kerple(layer) {}
+  KerplePower(const KerplePowerOptions&, const AttentionLayer& layer) : Kerple(layer, 1, 2) {}
   at::Tensor Bias(int64_t num_distances, const at::TensorOptions& options) const override {
     const at::Tensor distance = at::arange(num_distances, options).clamp_min(1);
     // Distance 0 is handled separately: 0^r2 is 0, but its gradient contains the logarithm of 0.

@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 
 #include "model/language_model.h"
 #include "model/mixers/built_mixer.h"
@@ -460,6 +461,28 @@ TEST(AttentionPositions, LayersShareT5sTableAndOwnKerples) {
   };
   EXPECT_EQ(count("t5") - count("none"), 32 * 2);
   EXPECT_EQ(count("kerple_log") - count("none"), 2 * 2 * 2);
+}
+
+// As in the authors' code: kerple_log starts with r1 in [0, 2) and r2 in [0, 1), and kerple_power
+// the other way around.
+TEST(Kerple, InitialValues) {
+  const auto largest = [](const char* positions, const char* parameter) {
+    LanguageModel model(
+        Small(PositionsConfig(positions), MixerConfig("softmax", {{"num_heads", int64_t{8}}})));
+    model.BindOwnMemory(3, /*requires_grad=*/false);
+    double max = 0;
+    for (int i = 0; i < model.parameters().size(); ++i)
+      if (model.parameters().specs()[i].name.ends_with(parameter))
+        max = std::max(max, model.parameters().tensor(i).max().item<double>());
+    return max;
+  };
+  for (const auto& [positions, wide, narrow] : {std::tuple{"kerple_log", "kerple.r1", "kerple.r2"},
+                                                {"kerple_power", "kerple.r2", "kerple.r1"}}) {
+    EXPECT_THAT(largest(positions, wide), testing::AllOf(testing::Gt(1), testing::Lt(2)))
+        << positions;
+    EXPECT_THAT(largest(positions, narrow), testing::AllOf(testing::Gt(0.5), testing::Lt(1)))
+        << positions;
+  }
 }
 
 TEST(AttentionPositions, SayWhatDoesNotFit) {
