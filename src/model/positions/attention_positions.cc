@@ -10,10 +10,12 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "core/error.h"
 #include "model/positions/variants.h"
 #include "ops/rows/rotary.h"
+#include "ops/torch/autograd.h"
 #include "ops/torch/dispatch.h"
 #include "ops/torch/host_transfer.h"
 
@@ -112,10 +114,36 @@ namespace {
 // by r1 n^r2 with r2 <= 2 (kerple_power). r1 and r2 are learned per head and layer.
 // Minimum of r1 and r2, which the authors' code also keeps positive.
 constexpr double kMin = 1e-2;
+constexpr double kNoLimit = std::numeric_limits<double>::infinity();
 
 // Declares a parameter [H, 1] that starts uniform in [0, high).
 Parameter Declare(const AttentionLayer& layer, const char* name, double high) {
   return DeclareFp32(layer.part, name, {layer.num_heads, 1}, Init::Uniform(0, high));
+}
+
+struct LimitedOp {
+  struct Inputs {
+    at::Tensor x;
+  };
+  struct Outputs {
+    at::Tensor limited;
+  };
+  using Saved = Inputs;
+};
+
+// Returns x limited to low to high. Outside, gradients that lead back inside pass, so that a
+// parameter beyond a limit is still learned; those that lead further outside are 0.
+at::Tensor Limited(const at::Tensor& x, double low, double high) {
+  const auto backward = [low, high](const ops::BackwardOf<LimitedOp>& call) -> LimitedOp::Inputs {
+    const at::Tensor &saved = call.saved.x, &grad = call.grads.limited;
+    const at::Tensor leads_out =
+        ((saved < low) & (grad > 0)) | ((saved > high) & (grad < 0));  // A step is against grad.
+    return {.x = grad.masked_fill(leads_out, 0)};
+  };
+  const auto forward = [&]() -> ops::ForwardOf<LimitedOp> {
+    return {.outputs = {.limited = x.clamp(low, high)}, .saved = {.x = x}, .backward = backward};
+  };
+  return ops::Apply<LimitedOp>({.name = "Limited", .inputs = {.x = x}, .forward = forward}).limited;
 }
 
 class Kerple : public AttentionPositions {
@@ -127,8 +155,8 @@ class Kerple : public AttentionPositions {
   bool looks_ahead() const override { return true; }
 
  protected:
-  at::Tensor r1() const { return (*r1_).clamp_min(kMin); }
-  const Parameter& r2() const { return r2_; }
+  at::Tensor r1() const { return Limited(*r1_, kMin, kNoLimit); }
+  at::Tensor r2(double high) const { return Limited(*r2_, kMin, high); }
 
  private:
   Parameter r1_, r2_;
@@ -141,7 +169,7 @@ class KerpleLog : public Kerple {
   KerpleLog(const KerpleLogOptions&, const AttentionLayer& layer) : Kerple(layer, 2, 1) {}
   at::Tensor Bias(int64_t num_distances, const at::TensorOptions& options) const override {
     const at::Tensor distance = at::arange(num_distances, options);
-    return -r1() * at::log1p((*r2()).clamp_min(kMin) * distance);
+    return -r1() * at::log1p(r2(kNoLimit) * distance);
   }
 };
 
@@ -153,7 +181,7 @@ class KerplePower : public Kerple {
   at::Tensor Bias(int64_t num_distances, const at::TensorOptions& options) const override {
     const at::Tensor distance = at::arange(num_distances, options).clamp_min(1);
     // Distance 0 is handled separately: 0^r2 is 0, but its gradient contains the logarithm of 0.
-    const at::Tensor powers = at::pow(distance, (*r2()).clamp(kMin, 2.0));
+    const at::Tensor powers = at::pow(distance, r2(2));
     return -r1() * powers * (at::arange(num_distances, options) > 0).to(options.dtype());
   }
 };

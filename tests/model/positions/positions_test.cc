@@ -485,6 +485,42 @@ TEST(Kerple, InitialValues) {
   }
 }
 
+// Beyond a limit, r1 and r2 count as the limit. They have its gradient if that leads back inside,
+// and none if it leads further outside.
+TEST(Kerple, IsLearnedBeyondItsLimits) {
+  struct Gradients {
+    at::Tensor bias, r1, r2;  // r1 and r2 [H, 1]
+  };
+  constexpr int64_t kHeads = 2;
+  // The gradient of the biases is 1 in one head and -1 in the other.
+  const at::Tensor dy = at::tensor({1.F, -1.F}).unsqueeze(1).expand({kHeads, 5});
+  const auto gradients = [&](const char* name, float r1, float r2) -> Gradients {
+    ParameterSet parameters;
+    const PartContext context = {.sizes = {.model_dim = 4, .num_layers = 1},
+                                 .parameters = &parameters};
+    const auto positions = MakePositions(PositionsConfig(name), context);
+    const auto method = positions->OfLayer({.part = context, .num_heads = kHeads, .head_dim = 2});
+    const at::Tensor of_r1 = at::full({kHeads, 1}, r1).requires_grad_(),
+                     of_r2 = at::full({kHeads, 1}, r2).requires_grad_();
+    parameters.Bind(0, of_r1), parameters.Bind(1, of_r2);
+    const at::Tensor bias = method->Bias(5, at::kFloat);
+    bias.backward(dy);
+    return {.bias = bias.detach(), .r1 = of_r1.grad(), .r2 = of_r2.grad()};
+  };
+  for (const char* name : {"kerple_log", "kerple_power"}) {
+    const Gradients limit = gradients(name, 0.01F, 0.01F), below = gradients(name, -1, 0.003F);
+    EXPECT_LT(limit.r1[0].item<float>(), 0) << name;  // A step makes r1 larger.
+    EXPECT_LT(limit.r2[0].item<float>(), 0) << name;
+    EXPECT_TRUE(test::BitEqual(below.bias, limit.bias)) << name;
+    EXPECT_TRUE(test::BitEqual(below.r1, limit.r1.clamp_max(0))) << name;
+    EXPECT_TRUE(test::BitEqual(below.r2, limit.r2.clamp_max(0))) << name;
+  }
+  const Gradients limit = gradients("kerple_power", 1, 2), above = gradients("kerple_power", 1, 3);
+  EXPECT_TRUE(test::BitEqual(above.bias, limit.bias));
+  EXPECT_TRUE(test::BitEqual(above.r1, limit.r1));
+  EXPECT_TRUE(test::BitEqual(above.r2, limit.r2.clamp_min(0)));
+}
+
 TEST(AttentionPositions, SayWhatDoesNotFit) {
   const auto make = [](const PositionsConfig& positions, const MixerConfig& mixer) {
     LanguageModel(Small(positions, mixer));
