@@ -144,6 +144,14 @@ TEST(ModelConfigTest, SizesBeyondEveryModelAreProblems) {
               ElementsAre(HasSubstr("Use an integer of at least 0 and at most 16777216")));
   EXPECT_THAT(with("softmax", {{"num_heads", 8192}, {"head_dim", 8192}}),
               ElementsAre(HasSubstr("67108864 wide. Use a width of at most 16777216.")));
+  for (const char* mixer : {"gated_delta_net", "gated_delta_product", "kda"}) {
+    EXPECT_THAT(with(mixer, {{"num_heads", 8192}, {"head_dim", 8192}}),
+                ElementsAre(HasSubstr("67108864 wide. Use a width of at most 16777216.")))
+        << mixer;
+    EXPECT_THAT(with(mixer, {{"num_heads", 1}, {"num_v_heads", 8192}, {"head_dim", 8192}}),
+                ElementsAre(HasSubstr("67108864 wide. Use a width of at most 16777216.")))
+        << mixer;
+  }
 }
 
 TEST(ModelConfigTest, HybridProblems) {

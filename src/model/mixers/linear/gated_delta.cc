@@ -52,7 +52,12 @@ void GatedDeltaOptions::Resolve(const ModelSizes& sizes, ProblemList& problems) 
   const bool fits = std::round(width) >= 1 && width <= kMaxWidth && whole;
   problems.Require(fits, "head_dim ", head_dim, " times expand_v ", expand_v,
                    " is not a whole number from 1 to ", kMaxWidth, ". Change expand_v.");
-  if (fits) head_dim_v = std::llround(width);
+  if (!fits) return;
+  head_dim_v = std::llround(width);
+  const int64_t widest = std::max(num_heads * head_dim, num_v_heads * head_dim_v);
+  problems.Require(widest <= kMaxWidth, "num_heads ", num_heads, " and num_v_heads ", num_v_heads,
+                   " of head_dim ", head_dim, " and expand_v ", expand_v, " are ", widest,
+                   " wide. Use a width of at most ", kMaxWidth, ".");
 }
 
 // Returns the form with a short convolution (or only its SiLU) and an output norm called o_norm.
