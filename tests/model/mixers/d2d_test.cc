@@ -383,6 +383,10 @@ TEST(D2d, SaysWhatDoesNotFit) {
               testing::HasSubstr("rope_theta with the decay d2d. Use decay none."));
   EXPECT_THAT(problems({{"num_heads", 2}, {"rope_theta", 10000}, {"decay", "none"}}),
               testing::HasSubstr("must be even"));
+  EXPECT_EQ(problems({{"num_heads", 5}, {"decay", "alibi"}, {"max_log_decay", 0}}), "");
+  for (const char* decay : {"alibi", "none"})
+    EXPECT_THAT(problems({{"num_heads", 5}, {"decay", decay}, {"max_log_decay", -0.5}}),
+                testing::HasSubstr(std::string("max_log_decay -0.5 with the decay ") + decay));
   EXPECT_THAT(problems({{"num_heads", 5}, {"decay", "alibi2"}}),
               testing::HasSubstr("known: d2d, alibi, trained_alibi, none"));
 }

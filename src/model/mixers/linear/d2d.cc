@@ -63,6 +63,10 @@ struct D2dOptions : OptionsOf<D2dOptions, LinearHeadOptions> {
                      ". Use decay none.");
     problems.Require(rope_theta == 0 || head_dim_k % 2 == 0, "width per head ", head_dim_k,
                      " must be even, because the rotation pairs channels.");
+    problems.Require(max_log_decay >= 0 || decay == "d2d" || decay == "trained_alibi",
+                     "max_log_decay ", max_log_decay, " with the decay ", decay,
+                     ", which is not trained and so not bounded. Use decay d2d or trained_alibi, "
+                     "or no max_log_decay.");
     if (legacy_view > 0) RequireViewed(problems);
   }
   void RequireViewed(ProblemList& problems) const {
