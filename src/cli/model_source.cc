@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "ckpt/merged_weights.h"
+#include "cli/doctor/checks.h"
 #include "core/concat.h"
 #include "core/error.h"
 #include "core/hash.h"
@@ -24,6 +25,7 @@ at::ScalarType ComputeTypeOn(const Device& device, const std::string& precision)
 
 infer::Placement PlacementOf(const ComputeOptions& compute, int local_rank) {
   const Device device = train::ChooseDevice(compute.device, local_rank, "--device");
+  doctor::RequireUsableGpu(device);
   train::PrepareDevice(device);
   const infer::Placement placement = {.device = train::ToTorch(device),
                                       .compute_dtype = ComputeTypeOn(device, compute.precision)};

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "cli/command_line/options.h"
+#include "cli/doctor/checks.h"
 #include "cli/model_source.h"
 #include "cli/readable_text.h"
 #include "cli/world.h"
@@ -80,6 +81,7 @@ Device PrepareTrainProcess(const train::RunConfig& config, const train::RunFolde
     HL_WARN("train",
             "fp32 on a GPU: the kernels for matrix units take bf16, and most mixers go a much "
             "slower way. Use --set train.precision=bf16.");
+  doctor::RequireUsableGpu(device);
   train::PrepareDevice(device);
   train::UseComputeStream(device);
   context.UseDevice(device);

@@ -90,6 +90,8 @@ std::vector<Finding> CheckLibraries(const CheckInputs& inputs);
 std::vector<Finding> CheckMpirun(const CheckInputs& inputs);
 // gpu.cc
 std::vector<Finding> CheckGpus(const CheckInputs& inputs);
+// Throws Error kEnvironment if the device is a GPU that this build's kernels cannot run on.
+void RequireUsableGpu(Device device);
 // cpu.cc
 std::vector<Finding> CheckCpu(const CheckInputs& inputs);
 std::vector<Finding> CheckBinding(const CheckInputs& inputs);

@@ -9,6 +9,7 @@
 #include "cli/doctor/checks.h"
 #include "cli/doctor/system_files.h"
 #include "core/concat.h"
+#include "core/error.h"
 #include "core/human.h"
 
 namespace halflife::cli::doctor {
@@ -43,12 +44,11 @@ Finding Describe(const CheckInputs& inputs, int index) {
              properties.major, ".", properties.minor, NumaNode(inputs, index)),
       "",
       {{"memory_bytes", static_cast<double>(properties.totalGlobalMem)}}};
-  if (!CoversGpu(HALFLIFE_CUDA_ARCHITECTURES, properties.major, properties.minor)) {
+  if (const auto problem =
+          FindGpuProblem(HALFLIFE_CUDA_ARCHITECTURES, properties.major, properties.minor)) {
     finding.verdict = Verdict::kFail;
-    finding.text += Concat("; this build supports only ", HALFLIFE_CUDA_ARCHITECTURES);
-    finding.remedy = Concat("cmake --preset cuda -DCMAKE_CUDA_ARCHITECTURES=",
-                            ArchitectureFor(properties.major, properties.minor),
-                            " && cmake --build --preset cuda --target halflife");
+    finding.text += "; " + problem->text;
+    finding.remedy = problem->remedy;
   }
   return finding;
 }
@@ -122,6 +122,20 @@ std::vector<Finding> CheckGpus(const CheckInputs& inputs) {
 #endif
   findings.insert(findings.end(), gpus.begin(), gpus.end());
   return findings;
+}
+
+void RequireUsableGpu([[maybe_unused]] Device device) {
+#ifdef HALFLIFE_WITH_CUDA
+  cudaDeviceProp properties{};
+  if (!device.is_cuda() || cudaGetDeviceProperties(&properties, device.index) != cudaSuccess)
+    return;
+  const auto problem =
+      FindGpuProblem(HALFLIFE_CUDA_ARCHITECTURES, properties.major, properties.minor);
+  if (problem)
+    HL_FAIL(ExitCode::kEnvironment, "cannot compute on GPU ", device.index, ", ", properties.name,
+            " of compute capability ", properties.major, ".", properties.minor, ": ", problem->text,
+            ". Fix: ", problem->remedy);
+#endif
 }
 
 }  // namespace halflife::cli::doctor

@@ -193,6 +193,17 @@ std::string ArchitectureFor(int major, int minor) {
   return Concat(major, minor, major == 9 && minor == 0 ? "a-real" : "-real");
 }
 
+std::optional<GpuProblem> FindGpuProblem(std::string_view architectures, int major, int minor) {
+  if (major < 8)  // no asynchronous copies, and no products of bf16
+    return GpuProblem{"halflife needs compute capability 8.0 or higher",
+                      "use another GPU, or the CPU: train.device \"cpu\" or --device cpu"};
+  if (CoversGpu(architectures, major, minor)) return std::nullopt;
+  return GpuProblem{
+      Concat("this build supports only ", architectures),
+      Concat("cmake --preset cuda -DCMAKE_CUDA_ARCHITECTURES=", ArchitectureFor(major, minor),
+             " && cmake --build --preset cuda --target halflife")};
+}
+
 std::filesystem::path FindProgram(const std::string& name) {
   const char* path = std::getenv("PATH");
   std::istringstream folders(path == nullptr ? "" : path);

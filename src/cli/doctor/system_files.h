@@ -53,6 +53,13 @@ bool CoversGpu(std::string_view architectures, int major, int minor);
 // not have the warpgroup instructions.
 std::string ArchitectureFor(int major, int minor);
 
+// Why a GPU cannot run this build's kernels, and what to do about it.
+struct GpuProblem {
+  std::string text, remedy;
+};
+// Returns nothing if a build for these architectures runs on the GPU.
+std::optional<GpuProblem> FindGpuProblem(std::string_view architectures, int major, int minor);
+
 // Returns the path of this program in $PATH. Empty: not found.
 std::filesystem::path FindProgram(const std::string& name);
 

@@ -110,8 +110,24 @@ TEST(SystemFiles, TheProposedArchitectureCoversTheGpu) {
   EXPECT_EQ(ArchitectureFor(9, 0), "90a-real");
   EXPECT_EQ(ArchitectureFor(8, 6), "86-real");
   EXPECT_EQ(ArchitectureFor(12, 0), "120-real");
-  for (const auto& [major, minor] : {std::pair{7, 5}, {8, 0}, {8, 9}, {9, 0}, {10, 3}, {12, 1}})
+  for (const auto& [major, minor] : {std::pair{8, 0}, {8, 9}, {9, 0}, {10, 3}, {12, 1}})
     EXPECT_TRUE(CoversGpu(ArchitectureFor(major, minor), major, minor)) << major << "." << minor;
+}
+
+TEST(SystemFiles, WhyAGpuCannotRunTheKernels) {
+  const char* const built = "80-real,90a-real,100";
+  for (const auto& [major, minor] : {std::pair{8, 0}, {8, 6}, {9, 0}, {12, 1}})
+    EXPECT_FALSE(FindGpuProblem(built, major, minor)) << major << "." << minor;
+  const auto other = FindGpuProblem("90a-real", 8, 0), old = FindGpuProblem(built, 7, 5);
+  ASSERT_TRUE(other && old);
+  EXPECT_EQ(other->text, "this build supports only 90a-real");
+  EXPECT_EQ(other->remedy,
+            "cmake --preset cuda -DCMAKE_CUDA_ARCHITECTURES=80-real && cmake --build --preset cuda "
+            "--target halflife");
+  // The kernels do not compile for it, so no build would help.
+  EXPECT_EQ(old->text, "halflife needs compute capability 8.0 or higher");
+  EXPECT_EQ(old->remedy.find("cmake"), std::string::npos) << old->remedy;
+  EXPECT_TRUE(FindGpuProblem("75-real", 7, 5));
 }
 
 }  // namespace
