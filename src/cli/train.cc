@@ -77,10 +77,6 @@ Device PrepareTrainProcess(const train::RunConfig& config, const train::RunFolde
   WarnOfBusyCores(context);
   if (context.rank_in_process() == 0) PrepareHeap();
   train::RequireSlicesOn(device, config);
-  if (device.is_cuda() && config.train.precision == "fp32" && context.rank() == 0)
-    HL_WARN("train",
-            "fp32 on a GPU: the kernels for matrix units take bf16, and most mixers go a much "
-            "slower way. Use --set train.precision=bf16.");
   doctor::RequireUsableGpu(device);
   train::PrepareDevice(device);
   train::UseComputeStream(device);

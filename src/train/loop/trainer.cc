@@ -479,11 +479,8 @@ void Trainer::StartLora(const TrainOptions& options) {
 void Trainer::LoadLoraBase() {
   // No deadline applies to the other ranks while rank 0 writes the base.
   ckpt::Arrive(context_.control(), {"lora_base", 0});
-  ckpt::StepReader reader = ckpt::StepReader::Open(folder_.path() / ckpt::kLoraBaseFolder);
-  HL_CHECK_AS(ExitCode::kNoUsableCheckpoint, reader.state().run_id == state_.run_id,
-              reader.path().string(), " has the base weights of another run. Restore the folder ",
-              ckpt::kLoraBaseFolder, " of the run whose step is resumed.");
-  const ckpt::StepWeights base(std::move(reader));
+  const ckpt::StepWeights base(
+      ckpt::StepReader::Open(folder_.path() / ckpt::kLoraBaseFolder));  // FindLoraBase checked it
   lora_->Load(base);
 }
 
