@@ -1433,7 +1433,7 @@ MUTATIONS = make_table({
         Mutation("the first block of rows treats a quarter of its rows",
                  "src/kernels/rows/delta_gates.cu",
                  "min(args.num_rows, first + kForwardRows);",
-                 "min(args.num_rows, first + kRows);",
+                 "min(args.num_rows, first + kForwardRows / 4);",
                  "tests/ops/rows/row_operations_test.cc:*DeltaGates*"),
         Mutation("keys are not normalised",
                  "src/kernels/rows/rms_norm.cu",
