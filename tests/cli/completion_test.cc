@@ -32,7 +32,7 @@ std::string Candidates(const Words& words) {
 }
 
 TEST(Candidates, FollowTheWordsBeforeThem) {
-  EXPECT_THAT(Candidates({""}), AllOf(StartsWith("prepare\tTokenise text"), HasSubstr("\nckpt\t")));
+  EXPECT_THAT(Candidates({""}), AllOf(StartsWith("prepare\tTokenize text"), HasSubstr("\nckpt\t")));
   EXPECT_THAT(Candidates({"ckpt", "re"}), AllOf(HasSubstr("reshard\t"), Not(HasSubstr("train\t"))));
   EXPECT_THAT(Candidates({"train", "--con"}),
               AllOf(HasSubstr("\n--config\tThe recipe"), Not(HasSubstr("--model"))));

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <filesystem>
 #include <sstream>
 
@@ -18,6 +19,7 @@ namespace halflife::cli {
 namespace {
 
 using testing::HasSubstr;
+using testing::Not;
 
 // Collects the program and all its subcommands, at any depth.
 void Collect(const CLI::App* app, std::vector<const CLI::App*>& all) {
@@ -87,6 +89,7 @@ class HelpTest : public testing::Test {
     const auto program_at = std::find(words.begin(), words.end(), "halflife");
     if (program_at == words.end()) return "does not call halflife";
     words.erase(words.begin(), program_at + 1);
+    words.erase(std::find(words.begin(), words.end(), ">"), words.end());
     for (const std::string& word : words) {
       if (word.starts_with("runs/")) std::filesystem::create_directories(word);
     }
@@ -154,10 +157,22 @@ TEST_F(HelpTest, EverySubcommandHasExitCodesAndExamplesThatParse) {
     bool calls_itself = false;
     for (const std::string& example : examples) {
       EXPECT_EQ(ParseError(example), "") << example;
+      EXPECT_EQ(std::count(example.begin(), example.end(), '\'') % 2, 0) << example;
       calls_itself = calls_itself || example.find(FullName(app) + " ") != std::string::npos;
     }
     EXPECT_TRUE(calls_itself);
   }
+}
+
+TEST_F(HelpTest, DefaultsAndListsHaveOneForm) {
+  for (const CLI::App* app : all_) {
+    EXPECT_THAT(app->help(), Not(HasSubstr("[["))) << FullName(app);
+    EXPECT_THAT(app->help(), Not(HasSubstr("... ..."))) << FullName(app);
+  }
+  const std::string eval = program_->get_subcommand("eval")->help();
+  EXPECT_THAT(eval, HasSubstr("--depths DEPTH,...  "));
+  EXPECT_THAT(eval, HasSubstr("[0,0.25,0.5,0.75,1]"));
+  EXPECT_THAT(program_->get_subcommand("prepare")->help(), HasSubstr("[messages]"));
 }
 
 TEST_F(HelpTest, LinesFitTheTerminal) {

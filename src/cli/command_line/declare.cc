@@ -143,7 +143,10 @@ void OptionDeclarer::BeginMode(const std::string& headline) {
 
 void OptionDeclarer::CaptureDefault(CLI::Option& option) {
   option.capture_default_str();
-  if (option.get_default_str() == "[]") option.default_str("");
+  const std::string standard = option.get_default_str();
+  if (!standard.starts_with('[') || !standard.ends_with(']')) return;
+  // CLI11 writes a list as [a,b]. The help has brackets of its own around a default.
+  option.default_str(standard.substr(1, standard.size() - 2));
 }
 
 void OptionDeclarer::Finish(const std::string& form, CLI::Option& option) {

@@ -6,7 +6,7 @@ namespace {
 
 struct Layout {
   const char* model_type;
-  bool exports;  // Whether `export` can write it. The others are layouts of authors' checkpoints.
+  bool exports;  // Whether `export` can write it.
 };
 constexpr Layout kLayouts[] = {
 #define HL_LAYOUT(Make, model_type, class_name, mixer, exports) {model_type, exports},
@@ -38,10 +38,12 @@ void AddImport(CLI::App& app, Request& request) {
   declare.Required("--out DIR", options.out, "The run to create; it must not exist");
   std::vector<std::string> all;
   for (const Layout& layout : kLayouts) all.emplace_back(layout.model_type);
-  declare("--layout NAME", options.layout,
-          Concat("Layout of the tensor names, for checkpoints of the authors of a paper: ",
-                 Join(LayoutNames(/*exports=*/false), ", "), " [config.json's model_type]"),
-          OneOf(all).description(""));  // The help lists only the layouts of authors.
+  declare(
+      "--layout NAME", options.layout,
+      Concat("Layout of the tensor names. Checkpoints of a paper's authors need it. Layouts that "
+             "only `import` reads: ",
+             Join(LayoutNames(/*exports=*/false), ", "), " [config.json's model_type]"),
+      OneOf(all).description(""));  // The help does not list the layouts of `export`.
 }
 
 // halflife export: writes a checkpoint as a folder that transformers loads.

@@ -90,7 +90,7 @@ constexpr ExitCodeWords kExitCodes[] = {
     {ExitCode::kInternal, "internal fault"},
     {ExitCode::kTimeout, "a collective timed out"},
     {ExitCode::kPeerLost, "a peer was lost"},
-    {ExitCode::kNonFinite, "loss or gradients not finite"},
+    {ExitCode::kNonFinite, "loss, gradients, weights or logits not finite"},
     {ExitCode::kCheckpointIo, "checkpoint could not be read or written"},
     {ExitCode::kRequeue, "saved; start the command again"},
     {ExitCode::kNoUsableCheckpoint, "no usable checkpoint"},
@@ -106,7 +106,7 @@ class HelpFormatter final : public CLI::Formatter {
     const bool many = option->get_expected_max() == CLI::detail::expected_max_vector_size;
     std::string left = Name(*option, is_positional);
     if (!is_positional && !value.placeholder.empty()) left += " " + value.placeholder;
-    if (many) left += " ...";
+    if (many && !value.placeholder.ends_with("...")) left += " ...";
     return Row(left, Description(*option, value));
   }
 

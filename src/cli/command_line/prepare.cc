@@ -86,7 +86,7 @@ void AddDocuments(OptionDeclarer& declare, PrepareOptions& options) {
           "error, or replacement by U+FFFD",
           invalid_utf8);
   declare("--max-document-bytes", options.input.max_document_bytes,
-          "Largest document that is held in memory. Byte-tokenised text has no limit");
+          "Largest document that is held in memory. Byte-tokenized text has no limit");
 }
 
 void AddSplits(OptionDeclarer& declare, PrepareOptions& options) {
@@ -165,7 +165,7 @@ void AddExamples(OptionDeclarer& declare, PrepareOptions& options) {
   declare("--rejected-field", config.rejected_field, "The field with the rejected answer");
   AddSpecialTokens(declare, config.rules.special_tokens, "prompts and answers");
   declare("--messages-field", config.messages_field,
-          "The field with the messages, [{\"role\": ..., \"content\": ...}, ...]");
+          "The field with the list of messages, each {\"role\": ..., \"content\": ...}");
   declare("--template", config.chat_template,
           "Chat template that joins the messages to a text [that of the tokenizer, if this program "
           "wrote it]",
@@ -176,7 +176,7 @@ void AddExamples(OptionDeclarer& declare, PrepareOptions& options) {
 
 void AddPrepare(CLI::App& app, Request& request) {
   auto [command, options] = AddSubcommand<PrepareOptions>(
-      app, request, "prepare", "Tokenise text into a dataset, or generate a synthetic one",
+      app, request, "prepare", "Tokenize text into a dataset, or generate a synthetic one",
       PrepareUse());
   OptionDeclarer declare(command);
   AddFiles(declare, options);

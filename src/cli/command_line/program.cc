@@ -222,7 +222,7 @@ class Findings {
 
   static std::string Example(const CLI::Option& option) {
     const std::string standard = option.get_default_str();
-    return standard.empty() || standard.starts_with("[") ? "1" : standard;
+    return standard.empty() ? "1" : standard;
   }
 
   const CLI::App& command_;

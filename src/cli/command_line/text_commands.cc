@@ -24,7 +24,7 @@ void AddGenerate(CLI::App& app, Request& request) {
        .examples = {"halflife generate --model runs/first --prompt 'In the beginning' "
                     "--max-tokens 300 --temperature 0.8 --top-p 0.95 --stats",
                     "halflife generate --model runs/first --prompts questions.jsonl --batch 16 "
-                    "--stop '\n' > answers.jsonl",
+                    "--stop '\\n' > answers.jsonl",
                     "halflife generate --model runs/chat --chat"},
        .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kNonFinite,
                       ExitCode::kNoUsableCheckpoint, ExitCode::kInterrupted}});
@@ -98,10 +98,11 @@ void AddServe(CLI::App& app, Request& request) {
       app, request, "serve", "Answer requests in OpenAI's form over HTTP",
       {.notes =
            "Answers /v1/completions, /v1/chat/completions, /v1/models, /tokenize, /detokenize, "
-           "/health and /metrics (docs/serving.md). There is no encryption and no password: an "
-           "address other than the default is open to everyone who reaches it. SIGTERM and Ctrl-C "
-           "refuse new requests and end the command when the running ones are answered. A second "
-           "Ctrl-C, or a signal more than a second after the first one, ends it at once.",
+           "/tokenizer_info, /health and /metrics (docs/serving.md). There is no encryption and no "
+           "password: an address other than the default is open to everyone who reaches it. "
+           "SIGTERM and Ctrl-C refuse new requests and end the command when the running ones are "
+           "answered. A second Ctrl-C, or a signal more than a second after the first one, ends it "
+           "at once.",
        .examples = {"halflife serve --model runs/first --port 8080"},
        .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kNonFinite,
                       ExitCode::kNoUsableCheckpoint}});

@@ -12,7 +12,7 @@ void AddRunFolder(OptionDeclarer& declare, TrainOptions& options) {
   declare(
       "--skip-data N", options.skip_data,
       "With --resume step=N or path=DIR: leave out the data of the next N steps, for example of "
-      "a stretch with loss spikes [0]");
+      "steps with loss spikes [0]");
   declare("--allow-change NAME", options.allow_change,
           "Config field that may differ from the checkpoint's, e.g. optimizer.lr; may be repeated")
       ->take_all();
@@ -47,7 +47,8 @@ void AddTrain(CLI::App& app, Request& request) {
        .examples = {"halflife train --config launch/recipes/quickstart.textproto --set "
                     "data.path=datasets/mine --run runs/first",
                     "launch/mpirun/run.sh --ranks 2 -- halflife train --config "
-                    "launch/recipes/quickstart.textproto --set optimizer.lr=3e-4 --run runs/second",
+                    "launch/recipes/quickstart.textproto --set data.path=datasets/mine --set "
+                    "optimizer.lr=1e-3 --run runs/second",
                     "halflife train --config launch/recipes/gla_340m.textproto --dry-run --plan "
                     "nodes=4,gpus=8,zero=1"},
        .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kTimeout,
@@ -106,7 +107,8 @@ void AddSweep(CLI::App& app, Request& request) {
        .examples = {"halflife sweep --config launch/sweeps/mqar_small.textproto --out sweeps/mqar",
                     "sbatch --array=0-7 launch/slurm/sweep.sbatch --config SWEEP --out DIR"},
        .exit_codes = {ExitCode::kData, ExitCode::kEnvironment, ExitCode::kNonFinite,
-                      ExitCode::kCheckpointIo, ExitCode::kRequeue, ExitCode::kInterrupted}});
+                      ExitCode::kCheckpointIo, ExitCode::kRequeue, ExitCode::kNoUsableCheckpoint,
+                      ExitCode::kInterrupted}});
   OptionDeclarer declare(command);
   declare.Required("--config SWEEP", options.config, "The sweep (protobuf text format)");
   declare.Required("--out DIR", options.out, "The sweep's folder");
