@@ -286,9 +286,9 @@ ExitCode Evaluate(const EvalOptions& options, dist::RankContext& context) {
 }  // namespace
 
 ExitCode Run(const EvalOptions& options) {
-  HL_CHECK_AS(ExitCode::kUsage,
-              !options.data.empty() || !options.texts.empty() || !options.tasks.empty(),
-              "there is no data to evaluate on. Use either --data DATASET or --text FILE...");
+  HL_CHECK_AS(
+      ExitCode::kUsage, !options.data.empty() || !options.texts.empty() || !options.tasks.empty(),
+      "there is no data to evaluate on. Use --data DATASET, --text FILE... or --tasks FILE.");
   EvalOptions with_files = options;
   with_files.texts = TextFiles(options.texts);
   return RunInWorld(kNoTimeout, [&](dist::RankContext& context, std::filesystem::path&) {

@@ -328,7 +328,7 @@ int64_t RequireWindows(const data::TokenView& tokens, int64_t seq_len) {
   HL_CHECK_AS(ExitCode::kData, available > 0, tokens.name, " has ", tokens.info.num_tokens,
               " tokens, fewer than one window of ", seq_len,
               " + 1. Use a shorter data.seq_len (`eval --seq-len`), or more text (`prepare` with a "
-              "larger --validation-fraction).");
+              "larger --validation-tail or --validation-fraction).");
   return available;
 }
 

@@ -354,11 +354,15 @@ TEST_F(Eval, WhatToEvaluateOnIsOneOfTwo) {
   const auto expect = [](std::vector<std::string> more, int code, const std::string& words) {
     ExpectExit(Halflife(Append({"eval", "--model", Path("run")}, more)), code, {words});
   };
-  expect({}, 2, "there is no data to evaluate on. Use either --data DATASET or --text FILE...");
+  expect({}, 2,
+         "there is no data to evaluate on. Use --data DATASET, --text FILE... or --tasks FILE.");
   expect({"--data", Path("data"), "--text", text}, 2, "--data and --text exclude each other");
   expect({"--text", text, "--bigram"}, 2,
          "--bigram does nothing without --data. Use --data DATASET instead of --text.");
-  expect({"--text", text}, 3, "the text has 10 tokens, fewer than one window of 64 + 1");
+  expect(
+      {"--text", text}, 3,
+      "the text has 10 tokens, fewer than one window of 64 + 1. Use a shorter data.seq_len (`eval "
+      "--seq-len`), or more text (`prepare` with a larger --validation-tail or ");
   expect({"--text", Path("none.txt")}, 3, "none.txt is not a regular file");
   std::filesystem::copy(Path("run") + "/ckpt/step_000000000020", Path("step"));
   const std::vector<std::string> step = {"eval", "--model",   Path("step"), "--text",
