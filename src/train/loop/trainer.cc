@@ -926,7 +926,7 @@ ExitCode Trainer::Finish() {
   if (OutOfPatience(config_, state_.metrics))
     HL_INFO("train", "the last ", config_.train.patience, " validations had no new best ",
             config_.ckpt.validation_metric(), " (train.patience)");
-  HL_INFO("train", "finished: ", step, " steps, ",
+  HL_INFO("train", "finished: ", Counted(step, "step"), ", ",
           HumanCount(static_cast<double>(source_->order().NumSamplesBefore(state_.step)) *
                      static_cast<double>(config_.data.seq_len)),
           " tokens, run folder ", folder_.path().string());
