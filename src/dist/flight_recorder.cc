@@ -64,7 +64,7 @@ void FlightRecorder::KeepIn(const fs::path& folder, const std::string& attempt) 
   const fs::path path = folder / FlightRecordName(static_cast<int>(image_->header.rank));
   std::error_code error;
   fs::create_directories(folder, error);
-  const Fd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+  Fd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
   // The file is written in full instead of only extended. On a full disk this fails here and not
   // with a signal when the mapping is accessed later.
   Image* mapped = nullptr;
@@ -79,16 +79,24 @@ void FlightRecorder::KeepIn(const fs::path& folder, const std::string& attempt) 
   {
     const std::lock_guard lock(mutex_);
     image_.reset(mapped);
+    file_ = std::move(fd);
     path_ = path;
   }
   ticker_ = StartThread([this] { Tick(); });
 }
 
 void FlightRecorder::Tick() {
+  constexpr int kTicksPerWrite = 8;
   std::unique_lock lock(mutex_);
-  while (!stopping_) {
+  for (int tick = 1; !stopping_; ++tick) {
     image_->header.alive_us = UnixMicroseconds();
     stop_.wait_for(lock, std::chrono::milliseconds(250));
+    if (tick % kTicksPerWrite != 0) continue;
+    // By itself, the kernel writes a mapped page after 30 seconds. The lock is not held, because
+    // the call may wait for a slow file system. It is a hint, so errors are ignored.
+    lock.unlock();
+    ::sync_file_range(file_.get(), 0, 0, SYNC_FILE_RANGE_WRITE);
+    lock.lock();
   }
 }
 

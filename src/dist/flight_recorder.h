@@ -1,5 +1,6 @@
 // Records a rank's current phase and a ring of its latest collectives. The record is a mapped file:
 // it survives any end of the process, including SIGKILL, and can be read while the process runs.
+// Every two seconds it is sent to the disk or the file server, so that other hosts see it, too.
 //
 // All functions except KeepIn and Discard are thread-safe. An operation costs two clock reads and a
 // copy of 128 bytes.
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include "core/clock.h"
+#include "core/files.h"
 #include "core/trace.h"
 #include "dist/request.h"
 
@@ -132,6 +134,7 @@ class FlightRecorder {
 
   std::unique_ptr<flight::Image, Unmap> image_;
   std::atomic<Trace*> trace_ = nullptr;
+  Fd file_;                     // of path_
   std::filesystem::path path_;  // written under mutex_
   // Held while entries and phases change, so that a thread of this process can read them.
   mutable std::mutex mutex_;
@@ -141,7 +144,7 @@ class FlightRecorder {
   int64_t num_steps_ = 0;                    // under mutex_
   std::condition_variable stop_;
   bool stopping_ = false;
-  std::thread ticker_;  // updates alive_us four times a second
+  std::thread ticker_;  // updates alive_us four times a second, and writes the file back
 };
 
 }  // namespace halflife::dist

@@ -2,11 +2,16 @@
 // that is made from them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/magic.h>
 #include <signal.h>
+#include <sys/vfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <fstream>
+#include <string>
+#include <thread>
 
 #include "core/clock.h"
 #include "dist/flight_report.h"
@@ -59,6 +64,30 @@ TEST(FlightRecorder, KeepsPhaseAndOperations) {
   EXPECT_GE(first.ended_us, first.issued_us);
   EXPECT_EQ(record.operations[1].state, OpState::kIssued);
   EXPECT_EQ(record.operations[1].ended_us, 0);
+}
+
+// Returns the bytes of pages of files that this process has made dirty, or -1.
+int64_t NumDirtied() {
+  std::ifstream io("/proc/self/io");
+  for (std::string line; std::getline(io, line);)
+    if (line.starts_with("write_bytes: ")) return std::stoll(line.substr(line.find(' ')));
+  return -1;
+}
+
+// Ranks on other hosts read the records. By itself, the kernel would write them after 30 seconds.
+// Only a page that was written can become dirty again, by the next sign of life.
+TEST(FlightRecorder, IsWrittenToItsFileSystemWithinSeconds) {
+  const TempDir dir;
+  struct statfs info {};
+  if (::statfs(dir.path().c_str(), &info) != 0 || info.f_type == TMPFS_MAGIC || NumDirtied() < 0)
+    GTEST_SKIP() << "files in memory are never written, or /proc/self/io cannot be read";
+  FlightRecorder recorder(0, 1);
+  recorder.KeepIn(dir.path(), "a");
+  const int64_t before = NumDirtied();
+  const Stopwatch stopwatch;
+  while (NumDirtied() == before && stopwatch.Seconds() < 15)
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_GT(NumDirtied(), before);
 }
 
 TEST(FlightRecorder, KeepsTheLatestOperations) {
