@@ -68,12 +68,19 @@ void FlightRecorder::KeepIn(const fs::path& folder, const std::string& attempt) 
   // The file is written in full instead of only extended. On a full disk this fails here and not
   // with a signal when the mapping is accessed later.
   Image* mapped = nullptr;
-  if (fd && ::pwrite(fd.get(), image_.get(), sizeof(Image), 0) == ssize_t{sizeof(Image)})
-    mapped = MapImage(fd.get());
+  if (fd) {
+    const ssize_t written = ::pwrite(fd.get(), image_.get(), sizeof(Image), 0);
+    if (written == ssize_t{sizeof(Image)}) {
+      mapped = MapImage(fd.get());
+    } else if (written >= 0) {
+      errno = ENOSPC;
+    }
+  }
   if (mapped == nullptr) {
     HL_WARN("dist", "cannot write a flight record in ", folder.string(), ": ",
             internal::ErrnoText(errno),
             "; after a failure it will not be known what the ranks were doing");
+    if (fd) fs::remove(path, error);  // a part of a record would hide those of other ranks
     return;
   }
   {

@@ -4,11 +4,13 @@
 #include <gtest/gtest.h>
 #include <linux/magic.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/vfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <csignal>
 #include <fstream>
 #include <string>
 #include <thread>
@@ -88,6 +90,23 @@ TEST(FlightRecorder, IsWrittenToItsFileSystemWithinSeconds) {
   while (NumDirtied() == before && stopwatch.Seconds() < 15)
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   EXPECT_GT(NumDirtied(), before);
+}
+
+// As on a full disk: only the first page of the record can be written.
+TEST(FlightRecorder, LeavesNoPartOfARecord) {
+  const TempDir dir;
+  FlightRecorder whole(0, 2), part(1, 2);
+  whole.KeepIn(dir.path(), "a");
+  struct rlimit before {};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto signal_before = std::signal(SIGXFSZ, SIG_IGN);
+  const struct rlimit one_page = {.rlim_cur = 4096, .rlim_max = before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &one_page), 0);
+  part.KeepIn(dir.path(), "a");
+  ::setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, signal_before);
+  EXPECT_EQ(part.path(), "");
+  EXPECT_EQ(ReadFlight(dir.path()).size(), 1u);
 }
 
 TEST(FlightRecorder, KeepsTheLatestOperations) {
