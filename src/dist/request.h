@@ -154,8 +154,8 @@ inline std::chrono::steady_clock::time_point DeadlineIn(double seconds) {
                             std::chrono::duration<double>(std::min(seconds, kForeverSeconds)));
 }
 
-// Returns the seconds that an operation with this deadline has waited, for the message of a timeout.
-// A caller may have polled it until long after the deadline (wait_longer.h).
+// Returns the seconds that an operation with this deadline has waited, for the message of a
+// timeout. A caller may have polled it until long after the deadline (wait_longer.h).
 inline double WaitedSeconds(double timeout_s, std::chrono::steady_clock::time_point deadline) {
   const std::chrono::duration<double> late = std::chrono::steady_clock::now() - deadline;
   return std::max(timeout_s, std::floor(timeout_s + late.count()));
