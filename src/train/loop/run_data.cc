@@ -105,6 +105,13 @@ Hash128 RunData::hash() const {
   return HashBytes(all);
 }
 
+std::string RunData::AllHashes() const {
+  std::vector<std::string> hashes;
+  for (const std::vector<data::Dataset>* some : {&training_, &of_sets_})
+    for (const data::Dataset& dataset : *some) hashes.push_back(ToHex(dataset.info().hash));
+  return Join(hashes, ", ");
+}
+
 std::string RunData::Description(const RunConfig& config) const {
   return Join(training_, "; ",
               [&](const data::Dataset& dataset) {

@@ -39,6 +39,8 @@ class RunData {
   const std::vector<data::Dataset>& sources() const { return training_; }
   // Returns the hash of the training data, over all sources of a blend.
   Hash128 hash() const;
+  // Returns the hashes of all datasets, including those of validation sets.
+  std::string AllHashes() const;
   // Returns one line with folders and hashes.
   std::string Description(const RunConfig& config) const;
 

@@ -18,6 +18,8 @@
 #include "core/human.h"
 #include "core/log.h"
 #include "core/versions.h"
+#include "dist/request.h"
+#include "dist/wait_longer.h"
 #include "eval/validation.h"
 #include "model/model_cost.h"
 #include "ops/torch/tensor_views.h"
@@ -91,6 +93,26 @@ void LogStart(const ckpt::WeightSource& source, const WarmStartReport& report) {
           report.num_kept, " kept at their initial value, ", report.num_unused, " unused");
 }
 
+// Collective. Throws Error kUsage unless all ranks have read files with the same hashes: hosts may
+// have different copies. Ranks that read faster wait an hour, and then as long as for any
+// collective.
+void RequireSameFiles(dist::Communicator& control, dist::OpTag tag, const std::string& what,
+                      const std::string& hashes) {
+  const auto judge = [&](const std::vector<std::string>& of_ranks) {
+    const std::vector<int> odd = dist::OddRanks(of_ranks);
+    if (odd.empty()) return std::string();
+    size_t usual = 0;
+    while (std::ranges::count(odd, static_cast<int>(usual)) > 0) ++usual;
+    HL_FAIL(ExitCode::kUsage, "the ranks have read different ", what, ": rank ",
+            dist::JoinRanks(odd), " with the hash ", of_ranks[static_cast<size_t>(odd[0])],
+            ", the others with ", of_ranks[usual],
+            ". Copy the same files to all hosts, or use a shared file system.");
+  };
+  ckpt::OnEveryRank(
+      control, tag, [&] { return hashes; }, judge,
+      [](dist::Work& work) { dist::WaitLonger(work, ckpt::kRankZeroSeconds); });
+}
+
 // Formats text that Markdown shows verbatim.
 std::string Verbatim(const std::string& text) {
   std::istringstream lines(text);
@@ -125,6 +147,7 @@ Trainer::Trainer(RunConfig config, Device device, RunFolder folder, dist::RankCo
       save_policy_(config_.ckpt),
       stop_policy_(config_.train.time_limit_s),
       run_clock_(options.clock) {
+  RequireSameFiles(context.control(), {"data_hash", 0}, "datasets", data_.AllHashes());
   data_.Require(config_, model_);
   if (!HasValidationSplit(config_, data_.training().info()) && !config_.data.is_blend())
     HL_INFO(
@@ -448,7 +471,10 @@ void Trainer::Start(const TrainOptions& options) {
   state_.run_id = dist::BroadcastBytes(context_.control(), RandomHex(16), 0, {"run_id", 0});
   if (lora_) return StartLora(options);
   if (options.init_from == nullptr) return;
-  LogStart(*options.init_from, WarmStart(*options.init_from, options.init_rules, *arena_));
+  const WarmStartReport report = WarmStart(*options.init_from, options.init_rules, *arena_);
+  LogStart(*options.init_from, report);
+  RequireSameFiles(context_.control(), {"init_from", 0},
+                   Concat("weights from ", options.init_from->where()), ToHex(report.hash));
   StartAverage();
 }
 

@@ -177,9 +177,16 @@ WarmStartReport WarmStart(const ckpt::WeightSource& source, const WarmStartRules
   const at::NoGradGuard no_grad;
   const StartValues values(source, rules, arena.layout().specs(),
                            [&](int param) { return arena.InitialWeights(param); });
-  for (int param = 0; param < std::ssize(arena.layout().specs()); ++param)
-    if (values.has(param)) arena.SetWeights(param, values.Of(param));
-  return values.report();
+  StreamHash hash;
+  for (int param = 0; param < std::ssize(arena.layout().specs()); ++param) {
+    if (!values.has(param)) continue;
+    const at::Tensor loaded = values.Of(param).contiguous();
+    hash.Update(loaded.const_data_ptr(), loaded.nbytes());
+    arena.SetWeights(param, loaded);
+  }
+  WarmStartReport report = values.report();
+  report.hash = hash.Digest();
+  return report;
 }
 
 void WriteLoraBase(const fs::path& run, const std::vector<dist::ParamSpec>& specs,

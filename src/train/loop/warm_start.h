@@ -21,6 +21,7 @@ namespace halflife::train {
 struct WarmStartReport {
   int num_loaded = 0, num_kept = 0, num_unused = 0;  // Tensors.
   int64_t num_elements = 0;                          // Elements that were read.
+  Hash128 hash = {};                                 // Of the loaded tensors; set by WarmStart.
 };
 
 // Reads one rule per line, `pattern -> replacement`. '#' starts a comment. Throws Error kUsage with

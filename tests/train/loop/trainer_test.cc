@@ -5,8 +5,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <fstream>
+#include <thread>
 
+#include "ckpt/weight_source.h"
 #include "core/files.h"
 #include "data/examples/prepare_examples.h"
 #include "support/expect_error.h"
@@ -34,6 +38,68 @@ class TrainerTest : public TrainingRuns {
  protected:
   TrainerTest() : TrainingRuns(kRecipe) {}
 };
+
+// The first reader gets the weights late.
+class LateWeights : public ckpt::StepWeights {
+ public:
+  using StepWeights::StepWeights;
+  void ReadRange(const std::string& name, int64_t begin, int64_t end, float* out) const override {
+    if (!has_read_.exchange(true)) std::this_thread::sleep_for(std::chrono::seconds(5));
+    StepWeights::ReadRange(name, begin, end, out);
+  }
+
+ private:
+  mutable std::atomic<bool> has_read_ = false;
+};
+
+// The deadline of a collective does not apply while another rank reads the weights to start from.
+TEST_F(TrainerTest, RanksWaitForOneThatReadsTheInitialWeightsSlowly) {
+  ASSERT_EQ(Train({}), ExitCode::kFinished);
+  const LateWeights weights(Open(4));
+  const RunConfig config =
+      ParseRunConfig(kRecipe, "test", {Concat("data.path=", (data_dir->path() / "data").string())});
+  EXPECT_EQ(TrainOnThreads(config, dir_ / "late", /*ranks=*/2, {.init_from = &weights}, log_,
+                           {.timeout_s = 2}),
+            ExitCode::kFinished)
+      << log_;
+}
+
+// As if hosts had different copies of the dataset. Threads can only have different paths.
+TEST_F(TrainerTest, RanksWithDifferentDatasetsAreRefused) {
+  const auto body = [&](dist::Communicator& comm) {
+    const auto context = dist::MakeLocalRankContext(comm);
+    const std::string data = (data_dir->path() / (comm.rank() == 1 ? "other" : "data")).string();
+    const RunConfig config = ParseRunConfig(kRecipe, "test", {Concat("data.path=", data)});
+    Trainer(config, {}, RunFolder::Open(folder_, *context, {}), *context, {});
+  };
+  EXPECT_HL_ERROR(dist::LocalWorld::Run(3, body), ExitCode::kUsage,
+                  "the ranks have read different datasets: rank 1 with the hash ",
+                  ", the others with ", "Copy the same files to all hosts");
+}
+
+// Gives another weight to each reader.
+class OtherWeights : public ckpt::StepWeights {
+ public:
+  using StepWeights::StepWeights;
+  void ReadRange(const std::string& name, int64_t begin, int64_t end, float* out) const override {
+    StepWeights::ReadRange(name, begin, end, out);
+    out[0] += static_cast<float>(num_reads_++);
+  }
+
+ private:
+  mutable std::atomic<int> num_reads_ = 0;
+};
+
+TEST_F(TrainerTest, RanksWithDifferentInitialWeightsAreRefused) {
+  ASSERT_EQ(Train({}), ExitCode::kFinished);
+  const OtherWeights weights(Open(4));
+  const RunConfig config =
+      ParseRunConfig(kRecipe, "test", {Concat("data.path=", (data_dir->path() / "data").string())});
+  EXPECT_HL_ERROR(
+      TrainOnThreads(config, dir_ / "other", /*ranks=*/2, {.init_from = &weights}, log_),
+      ExitCode::kUsage,
+      Concat("the ranks have read different weights from ", weights.where(), ": rank 1 with"));
+}
 
 // The same command would go back to the older step again.
 TEST_F(TrainerTest, ARunThatWentBackSaysHowItGoesOn) {
