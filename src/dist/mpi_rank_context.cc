@@ -160,10 +160,8 @@ void MpiRankContext::Hello(const RankConfig& config) {
   const std::vector<std::string> all = AllGatherBytes(*control_, versions, {"hello", 2});
   const std::vector<int> odd = OddRanks(all);
   if (odd.empty()) return;
-  const auto usual = std::find_if(all.begin(), all.end(),
-                                  [&](const std::string& text) { return text != all[odd[0]]; });
   HL_FAIL(ExitCode::kEnvironment, "ranks run different versions: rank ", JoinRanks(odd), " (",
-          places[odd[0]], ") runs [", all[odd[0]], "], the others [", *usual,
+          places[odd[0]], ") runs [", all[odd[0]], "], the others [", UsualValue(all),
           "]; install one build on every host");
 }
 
@@ -214,16 +212,18 @@ void MpiRankContext::AbortWorld(int exit_code) noexcept {
 
 }  // namespace
 
-std::vector<int> OddRanks(const std::vector<std::string>& values) {
+std::string UsualValue(const std::vector<std::string>& values) {
   std::map<std::string, int> votes;
   for (const std::string& value : values) ++votes[value];
-  const std::string* usual = nullptr;
-  for (const std::string& value : values) {
-    if (usual == nullptr || votes[value] > votes[*usual]) usual = &value;
-  }
+  return *std::ranges::max_element(values, {},
+                                   [&](const std::string& value) { return votes[value]; });
+}
+
+std::vector<int> OddRanks(const std::vector<std::string>& values) {
+  const std::string usual = UsualValue(values);
   std::vector<int> odd;
   for (size_t rank = 0; rank < values.size(); ++rank) {
-    if (values[rank] != *usual) odd.push_back(static_cast<int>(rank));
+    if (values[rank] != usual) odd.push_back(static_cast<int>(rank));
   }
   return odd;
 }
@@ -232,10 +232,8 @@ void CheckSameConfig(Communicator& control, const std::string& config_hash) {
   const std::vector<std::string> all = AllGatherBytes(control, config_hash, {"config_hash", 0});
   const std::vector<int> odd = OddRanks(all);
   if (odd.empty()) return;
-  const auto usual = std::find_if(all.begin(), all.end(),
-                                  [&](const std::string& text) { return text != all[odd[0]]; });
   HL_FAIL(ExitCode::kUsage, "ranks disagree about the config: rank ", JoinRanks(odd), " has hash ",
-          all[odd[0]], ", the others ", *usual,
+          all[odd[0]], ", the others ", UsualValue(all),
           "; pass the same recipe and overrides on every rank");
 }
 

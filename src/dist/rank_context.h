@@ -97,8 +97,9 @@ void RunMpiRanks(int count, const RankConfig& config, const LauncherEvidence& ev
 // each.
 void RequireCpuOfThreads(Device device);
 
-// Returns the ranks whose value differs from the most frequent value. Among equally frequent
-// values, the one of the lowest rank counts as the most frequent.
+// Returns the most frequent value. Among equally frequent values, it is that of the lowest rank.
+std::string UsualValue(const std::vector<std::string>& values);
+// Returns the ranks whose value differs from the most frequent value.
 std::vector<int> OddRanks(const std::vector<std::string>& values);
 
 // Throws Error kUsage "ranks disagree about the config", naming the differing ranks and both

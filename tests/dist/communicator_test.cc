@@ -125,6 +125,11 @@ TEST(OddRanks, AreTheMinority) {
   EXPECT_EQ(OddRanks({"a", "b"}), std::vector<int>{1}) << "a tie goes to the lowest rank";
 }
 
+TEST(OddRanks, DifferFromTheUsualValue) {
+  EXPECT_EQ(UsualValue({"a", "b", "c", "c"}), "c");
+  EXPECT_EQ(UsualValue({"b", "a", "a", "b"}), "b") << "a tie goes to the lowest rank";
+}
+
 TEST(CheckSameConfig, NamesOddRanksAndBothHashes) {
   EXPECT_HL_ERROR(LocalWorld::Run(4,
                                   [](Communicator& comm) {
@@ -133,6 +138,11 @@ TEST(CheckSameConfig, NamesOddRanksAndBothHashes) {
                                   }),
                   ExitCode::kUsage, "ranks disagree about the config", "rank 1 has", "beef",
                   "cafe");
+  // The value of the others is not that of another odd rank.
+  const std::vector<std::string> hashes = {"beef", "f00d", "cafe", "cafe"};
+  EXPECT_HL_ERROR(
+      LocalWorld::Run(4, [&](Communicator& comm) { CheckSameConfig(comm, hashes[comm.rank()]); }),
+      ExitCode::kUsage, "rank 0 and 1 has hash beef, the others cafe;");
 }
 
 }  // namespace

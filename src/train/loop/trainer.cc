@@ -101,11 +101,9 @@ void RequireSameFiles(dist::Communicator& control, dist::OpTag tag, const std::s
   const auto judge = [&](const std::vector<std::string>& of_ranks) {
     const std::vector<int> odd = dist::OddRanks(of_ranks);
     if (odd.empty()) return std::string();
-    size_t usual = 0;
-    while (std::ranges::count(odd, static_cast<int>(usual)) > 0) ++usual;
     HL_FAIL(ExitCode::kUsage, "the ranks have read different ", what, ": rank ",
             dist::JoinRanks(odd), " with the hash ", of_ranks[static_cast<size_t>(odd[0])],
-            ", the others with ", of_ranks[usual],
+            ", the others with ", dist::UsualValue(of_ranks),
             ". Copy the same files to all hosts, or use a shared file system.");
   };
   ckpt::OnEveryRank(
