@@ -163,6 +163,16 @@ int64_t MaxPositions(const model::LanguageModel& model, const ckpt::StepState& s
   return state.data.seq_len > 0 ? static_cast<int64_t>(state.data.seq_len) : kDefaultPositions;
 }
 
+// Returns false if transformers fails with a cache for the model.
+bool CanCache(const Layout& layout, const model::ModelConfig& config) {
+  if (!layout.needs_attention_to_cache()) return true;
+  for (int64_t layer = 0; layer < config.num_layers; ++layer)
+    if (const std::string& mixer = config.mixer_of(layer).name();
+        mixer == "softmax" || mixer == "mla")
+      return true;
+  return false;
+}
+
 // Returns config.json with every key, including those at their default, because other programs have
 // changed their defaults in the past.
 ordered_json ConfigJson(const Layout& layout, const model::LanguageModel& model,
@@ -179,7 +189,7 @@ ordered_json ConfigJson(const Layout& layout, const model::LanguageModel& model,
   json["tie_word_embeddings"] = config.head.tied && !untie;
   json["initializer_range"] = config.initializer_range;
   json["max_position_embeddings"] = MaxPositions(model, state);
-  json["use_cache"] = true;
+  json["use_cache"] = CanCache(layout, config);
   AddSpecialIds(ids, json);
   return json;
 }
@@ -363,6 +373,13 @@ void WriteModel(const fs::path& folder, const fs::path& out, const Layout& layou
   AtomicWriteFile(folder / "config.json", json.dump(2) + "\n", ExitCode::kEnvironment);
   ordered_json generation;
   AddSpecialIds(ids, generation);
+  if (!CanCache(layout, config)) {
+    generation["use_cache"] = false;
+    HL_WARN("interop", out.string(),
+            ": no layer has attention. transformers has no cache for such models of the class ",
+            layout.class_name(), ", so use_cache is false, and long texts take long. Use halflife ",
+            "to generate them.");
+  }
   AtomicWriteFile(folder / "generation_config.json", generation.dump(2) + "\n",
                   ExitCode::kEnvironment);
 }

@@ -180,6 +180,8 @@ class Layout {
   // Returns tensors that the class requires although `config` has no such parameter. They are
   // written as zeros.
   virtual std::vector<dist::ParamSpec> ZeroTensors(const model::ModelConfig& config) const;
+  // True: transformers fails with a cache for a model of the class without attention layers.
+  virtual bool needs_attention_to_cache() const { return false; }
   // False: AutoTokenizer cannot load ByT5Tokenizer, the default form of `bytes`, from a folder of
   // the class. `bytes` is then written as tokenizer.json.
   virtual bool loads_byt5() const { return true; }

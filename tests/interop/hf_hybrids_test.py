@@ -133,6 +133,22 @@ class Hybrids(shared.FolderChecks):
     def test_nemotron_h(self):
         self.check_variants(NEMOTRON, NEMOTRON_VARIANTS, ("layers_block_type", "time_step_min"))
 
+    def test_generating_without_attention_layers(self):
+        """transformers has no cache for such models, so the exported folder switches it off."""
+        for frame, variant, has_cache in ((GRANITE, {}, True), (GRANITE, {"layer_types": None}, False),
+                                          (BAMBA, {"attn_layer_indices": None}, False),
+                                          (NEMOTRON, {"hybrid_override_pattern": "M-M-"}, False)):
+            with self.fresh(f"{frame['model_type']} {variant}"):
+                folder, _ = self.make_folder(**frame | variant)
+                exported = self.dir / "exported"
+                engine.halflife("import", "--from", folder, "--out", self.dir / "run")
+                output = engine.halflife("export", "--run", self.dir / "run", "--out", exported,
+                                         "--model-type", frame["model_type"])
+                self.assertEqual("no layer has attention" in output, not has_cache)
+                model = AutoModelForCausalLM.from_pretrained(exported)
+                self.assertEqual(model.config.use_cache, has_cache)
+                self.assertEqual(model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=2).shape, (1, 5))
+
     def test_nemotron_h_with_other_keys(self):
         """The folder has the pattern, keys of older versions, keys without effect, layers for multi-token
         prediction, and the tensor names of the class."""

@@ -29,6 +29,7 @@ std::vector<int64_t> ReadAttentionIndices(ConfigReader& reader, int64_t num_laye
 class Bamba : public Layout {
  public:
   PositionsKey positions_key() const override { return {.usual = 262144}; }
+  bool needs_attention_to_cache() const override { return true; }
 
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
     std::vector<std::string> lines = PartObstacles(

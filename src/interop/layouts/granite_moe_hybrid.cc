@@ -41,6 +41,7 @@ double ScoreScale(const model::MixerConfig& softmax) {
 class GraniteMoeHybrid : public Layout {
  public:
   bool loads_byt5() const override { return false; }
+  bool needs_attention_to_cache() const override { return true; }
 
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
     std::vector<std::string> lines = PartObstacles(config, {.positions = RopeScalings(),

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "core/log.h"
 #include "interop/layouts/layouts.h"
 
 namespace halflife::interop {
@@ -180,10 +179,6 @@ class KimiLinear : public Layout {
   }
 
   void WriteConfig(const model::ModelConfig& config, ordered_json& json) const override {
-    if (KimiFullLayers(config).empty())
-      HL_WARN("interop",
-              "export: no layer has mla. transformers generates with such a model only "
-              "with use_cache=False.");
     json["hidden_size"] = config.model_dim;
     json["intermediate_size"] = config.channel_mixer.Get<int64_t>("width");
     json["num_hidden_layers"] = config.num_layers;
@@ -239,6 +234,7 @@ class KimiLinear : public Layout {
     return {Renamed(tensor, dense)};
   }
   bool can_tie() const override { return false; }
+  bool needs_attention_to_cache() const override { return true; }
   bool loads_byt5() const override { return false; }
 
  private:

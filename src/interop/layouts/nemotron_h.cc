@@ -119,6 +119,7 @@ class NemotronH : public Layout {
  public:
   PositionsKey positions_key() const override { return {.usual = 4096}; }
   bool can_tie() const override { return false; }
+  bool needs_attention_to_cache() const override { return true; }
   std::string OptionalPrefix() const override { return kBackbone; }
 
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {

@@ -66,6 +66,7 @@ class QwenHybrid : public GatedDeltaHybrid {
   explicit QwenHybrid(const Defaults& defaults, int64_t num_kv_heads)
       : defaults_(defaults), num_kv_heads_(num_kv_heads) {}
   PositionsKey positions_key() const override { return {.usual = 32768}; }
+  bool needs_attention_to_cache() const override { return true; }
 
   std::vector<std::string> Obstacles(const model::ModelConfig& config) const override {
     std::vector<std::string> lines = PartObstacles(
