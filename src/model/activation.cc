@@ -18,21 +18,22 @@ namespace {
 struct Entry {
   const char* name;
   at::Tensor (*apply)(const at::Tensor&);
+  int num_kept = 1;  // the input
 };
 
 constexpr Entry kActivations[] = {
-    {"none", nullptr},
-    {"relu", [](const at::Tensor& x) { return at::relu(x); }},
+    {"none", nullptr, 0},
+    {"relu", [](const at::Tensor& x) { return at::relu(x); }, 0},
     {"relu2", [](const at::Tensor& x) { return at::relu(x).square(); }},
     {"relu6", [](const at::Tensor& x) { return at::clamp(x, 0, 6); }},
     {"leaky_relu", [](const at::Tensor& x) { return at::leaky_relu(x); }},
     {"silu", [](const at::Tensor& x) { return at::silu(x); }},
-    {"sigmoid", [](const at::Tensor& x) { return at::sigmoid(x); }},
-    {"tanh", [](const at::Tensor& x) { return at::tanh(x); }},
+    {"sigmoid", [](const at::Tensor& x) { return at::sigmoid(x); }, 0},
+    {"tanh", [](const at::Tensor& x) { return at::tanh(x); }, 0},
     {"gelu", [](const at::Tensor& x) { return at::gelu(x); }},
     {"gelu_tanh", [](const at::Tensor& x) { return at::gelu(x, "tanh"); }},
     // x sigmoid(1.702 x)
-    {"quick_gelu", [](const at::Tensor& x) { return x * at::sigmoid(1.702 * x); }},
+    {"quick_gelu", [](const at::Tensor& x) { return x * at::sigmoid(1.702 * x); }, 2},
     {"mish", [](const at::Tensor& x) { return at::mish(x); }},
 };
 
@@ -49,6 +50,7 @@ Activation Activation::Named(const std::string& name) {
     if (name != entry.name) continue;
     Activation activation;
     activation.apply_ = entry.apply;
+    activation.num_kept_ = entry.num_kept;
     return activation;
   }
   HL_FAIL(ExitCode::kInternal, "no activation is called '", name, "'");

@@ -16,11 +16,16 @@ class Activation {
   static Activation Named(const std::string& name);
   static std::vector<std::string> Names();
 
+  // Returns the number of elements that backward keeps per element, without the output itself. It
+  // is 0 if the output is all that backward reads.
+  int num_kept() const { return num_kept_; }
+
   // Accepts any shape and returns the same shape and dtype. Differentiable.
   at::Tensor operator()(const at::Tensor& x) const { return apply_ == nullptr ? x : apply_(x); }
 
  private:
   at::Tensor (*apply_)(const at::Tensor&) = nullptr;
+  int num_kept_ = 0;
 };
 
 }  // namespace halflife::model

@@ -67,6 +67,36 @@ TEST(CostOfRows, D2dDecodesInConstantMemory) {
   }
 }
 
+// What a forward pass keeps for its backward is what plans count, up to a few per cent.
+TEST(CostOfRows, LinearMixersKeepWhatPlansCount) {
+  constexpr int64_t kRows = 2, kLength = 512, kWidth = 256;
+  const auto with = [](const char* mixer, const std::vector<Assignment>& options) {
+    return MixerConfig(mixer, options);
+  };
+  for (const MixerConfig& config :
+       {with("gla", {}), with("gla", {{"use_short_conv", true}}),
+        with("gla", {{"feature_map", "relu"}}), with("gla", {{"feature_map", "relu2"}}),
+        with("gla", {{"feature_map", "quick_gelu"}}), with("lightning", {}), with("hgrn2", {}),
+        with("hgrn2", {{"use_short_conv", true}}), with("gsa", {}),
+        with("gsa", {{"use_short_conv", true}}), with("delta_net", {}),
+        with("delta_net", {{"use_short_conv", false}}), with("delta_net", {{"qk_norm", "sum"}}),
+        with("gated_delta_net", {{"expand_v", 2}}), with("kda", {}),
+        with("gated_delta_product", {}), with("gated_delta_product", {{"num_householder", 4}})}) {
+    const BuiltMixer mixer(config, kWidth, at::kFloat, 0.02, {.layer = 1, .num_layers = 2});
+    for (int i = 0; i < mixer.parameters().size(); ++i)
+      mixer.parameters().tensor(i).requires_grad_();
+    const at::Tensor x = Normal({kRows, kLength, kWidth}, 1, at::kFloat).requires_grad_();
+    mixer.Run(x);
+    const PeakBytes bytes;
+    const at::Tensor y = mixer.Run(x);
+    // Backward reads x, which was there before, but not y.
+    const double kept = bytes.now() - static_cast<double>(y.nbytes()) +
+                        static_cast<double>(x.nbytes()),
+                 planned = kRows * kLength * mixer->ActivationBytesPerToken(kLength, 4);
+    EXPECT_NEAR(kept, planned, 0.06 * planned) << config.name();
+  }
+}
+
 // Property 20 of LEAP: windows of any length do not store their tokens separately.
 TEST(CostOfRows, PoolsAreLinear) {
   for (const int64_t window : {int64_t{0}, int64_t{128}, int64_t{4096}})

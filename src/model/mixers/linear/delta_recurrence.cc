@@ -105,11 +105,9 @@ class DeltaRecurrence : public Recurrence {
     if (beta_.declared()) cost.matrix_elements = model_dim_ * form_.num_steps * heads_.num_v_heads;
     // Normalised q and k, 1/norm of both, beta and its logit, and states.
     cost.activations = 2 * keys + betas;
+    cost.keeps_q_and_k = form_.norm_by_sum;  // UnitNorm keeps what it returns.
     cost.fp32_activations = 2 * steps * static_cast<double>(heads_.num_q_heads) + betas +
                             state / TokensPerKeptDeltaState(/*is_cuda=*/false);
-    // The row of steps has copies of q, k and v, and outputs of all steps.
-    if (form_.num_steps > 1)
-      cost.activations += 2 * keys + 2 * betas * static_cast<double>(heads_.head_dim_v);
     if (decay_) {
       cost.matrix_elements += decay_->num_matrix_elements();
       cost.activations += static_cast<double>(decay_->num_activations());

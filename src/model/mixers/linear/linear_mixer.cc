@@ -29,6 +29,7 @@ class Activated : public FeatureMap {
       : activation_(Activation::Named(name)), dim_(dim) {}
   Features operator()(const at::Tensor& x) const override { return {activation_(x)}; }
   int64_t width() const override { return dim_; }
+  int64_t num_activations() const override { return activation_.num_kept() * dim_; }
 
  private:
   Activation activation_;
@@ -337,13 +338,19 @@ FlopCount LinearMixer::FlopsPerToken(int64_t seq_len) const {
 double LinearMixer::ActivationBytesPerToken(int64_t seq_len, int64_t bytes_per_element) const {
   const auto values = static_cast<double>(heads_.output_dim()),
              features = static_cast<double>(heads_.num_q_heads * maps_[0]->width());
-  const int64_t maps = heads_.num_q_heads * maps_[0]->num_activations() +
-                       heads_.num_k_heads * maps_[1]->num_activations();
+  const std::array<int64_t, 3> dims = ProjectionDims();
+  // What the convolutions and maps of q, k and v keep: their inputs, mostly.
+  int64_t before = heads_.num_q_heads * maps_[0]->num_activations() +
+                   form_.num_steps * heads_.num_k_heads * maps_[1]->num_activations() +
+                   v_activation_.num_kept() * dims[2];
+  if (!convs_.empty()) before += dims[0] + dims[1] + dims[2];
   const RecurrenceCost cost = recurrence_->CostPerToken(seq_len);
   // Kept: x, q, k, v, the gate, and o before and after the norm.
-  const int64_t later_steps = (form_.num_steps - 1) * (heads_.k_dim() + heads_.v_dim());
-  const double elements = static_cast<double>(model_dim_ + maps + later_steps) + cost.activations +
-                          2 * features + (gate_.declared() ? 4 : 3) * values;
+  const int64_t later_steps =
+      (form_.num_steps - 1) * (heads_.v_dim() + (cost.keeps_q_and_k ? heads_.k_dim() : 0));
+  const double elements = static_cast<double>(model_dim_ + before + later_steps) +
+                          cost.activations + (cost.keeps_q_and_k ? 2 * features : 0) +
+                          (gate_.declared() ? 4 : 3) * values;
   // Kept in fp32: what the recurrence keeps, and 1/rms of each head.
   const double fp32 = cost.fp32_activations + static_cast<double>(heads_.num_heads());
   return elements * static_cast<double>(bytes_per_element) + 4 * fp32;

@@ -49,6 +49,7 @@ struct RecurrenceCost {
   double mixing_flops = 0;      // FlopCount::mixing
   // Elements that backward keeps in the compute dtype and in fp32, without x, q, k, v and o.
   double activations = 0, fp32_activations = 0;
+  bool keeps_q_and_k = true;  // whether backward keeps q and k as the recurrence receives them
 };
 
 class Recurrence {
