@@ -179,7 +179,7 @@ bool CoversGpu(std::string_view architectures, int major, int minor) {
     const bool is_virtual = !text.ends_with("-real"), only_own_kind = number.ends_with("a");
     if (only_own_kind) number.remove_suffix(1);
     const std::optional<int> version = ParseNumber<int>(number);
-    if (!version) continue;
+    if (!version) return !text.empty();  // "native", "all"
     const int built_major = *version / 10, built_minor = *version % 10;
     if (built_major == major && built_minor == minor) return true;
     if (only_own_kind) continue;

@@ -47,7 +47,7 @@ std::string ParseVersion(std::string_view text);
 
 // Returns whether a build for these architectures ("80-real,90a-real") has code for a GPU. Binaries
 // of x.y run on x.z with z >= y, binaries of "x.ya" only on x.y, and "-virtual" code on all later
-// GPUs.
+// GPUs. Which GPUs CMake's words "native", "all" and "all-major" mean is not known: they cover all.
 bool CoversGpu(std::string_view architectures, int major, int minor);
 // Returns the CMAKE_CUDA_ARCHITECTURES for only this GPU. 9.0 is built as "90a", because "90" does
 // not have the warpgroup instructions.

@@ -103,6 +103,7 @@ TEST(SystemFiles, ArchitecturesAndGpus) {
   EXPECT_TRUE(CoversGpu("80", 12, 0));    // From the PTX of 8.0, compiled when loaded.
   EXPECT_TRUE(CoversGpu("80-virtual", 9, 0));
   EXPECT_FALSE(CoversGpu("", 8, 0));
+  for (const char* const word : {"native", "all", "all-major"}) EXPECT_TRUE(CoversGpu(word, 8, 0));
 }
 
 // Only code for 9.0a has Hopper's own instructions, and the preset builds for 9.0a.
