@@ -192,9 +192,8 @@ class TokenSource::Impl {
               .epoch_end = config.epoch_end};
     HL_CHECK_AS(ExitCode::kData, order_.num_windows > 0, "the ", Name(split), " split of ",
                 dataset.folder().string(), " has ", num_tokens,
-                " tokens, fewer than seq_len + 1 = ", config.seq_len + 1,
-                ". Prepare more text, or set seq_len to ", std::max<int64_t>(num_tokens - 1, 1),
-                " or less.");
+                " tokens, fewer than seq_len + 1 = ", config.seq_len + 1, ". Prepare more text",
+                num_tokens < 2 ? "." : Concat(", or set seq_len to ", num_tokens - 1, " or less."));
     HL_CHECK_AS(ExitCode::kUsage, config.epoch_end != EpochEnd::kDrop || order_.StepsPerEpoch() > 0,
                 "the ", Name(split), " split of ", dataset.folder().string(), " has ",
                 order_.num_windows, " rows, fewer than the global_batch of ", config.global_batch,

@@ -19,7 +19,8 @@ void IgnoreKeysOfTraining(ConfigReader& reader) {
                  "time_step_floor", "rescale_prenorm_residual", "use_mambapy",
                  "use_associative_scan", "max_position_embeddings", "residual_in_fp32",
                  // Keys of the authors' own config.json, which transformers keeps.
-                 "d_model", "n_layer", "ssm_cfg", "rms_norm", "fused_add_norm",
+                 "d_model", "d_inner", "n_layer", "ssm_cfg", "rms_norm", "fused_add_norm",
+                 "pad_vocab_size_multiple",
                  // Keys of fla's class.
                  "dt_scale", "dt_min", "dt_max", "dt_init_scheme", "dt_init_floor", "fuse_norm",
                  "fuse_cross_entropy", "fuse_linear_cross_entropy", "use_l2warp"});

@@ -209,23 +209,23 @@ class NemotronH : public Layout {
  private:
   static void IgnoreKeys(ConfigReader& reader) {
     IgnoreCommonKeys(reader);
-    reader.Ignore({// Without effect in the class.
-                   "num_hidden_layers", "attention_bias", "mamba_proj_bias", "sliding_window",
-                   "hidden_dropout", "expand", "mamba_expand", "use_mamba_kernels",
-                   "time_step_limit", "mamba_dt_limit", "tie_word_embeddings", "norm_eps",
-                   "max_position_embeddings", "rope_theta", "partial_rotary_factor",
-                   // These keys configure training, the choice of a kernel, or a cache.
-                   "time_step_max", "mamba_dt_max", "time_step_floor", "mamba_dt_init_floor",
-                   "time_step_rank", "chunk_size", "mamba_chunk_size", "num_logits_to_keep",
-                   "residual_in_fp32", "rescale_prenorm_residual", "mamba_ssm_cache_dtype",
-                   "ssm_cache_dtype", "time_step_scale", "time_step_init_scheme",
-                   // These keys describe experts, and layers that predict several tokens.
-                   "n_routed_experts", "num_local_experts", "n_shared_experts",
-                   "moe_intermediate_size", "moe_shared_expert_intermediate_size",
-                   "moe_latent_size", "moe_shared_expert_overlap", "num_experts_per_tok",
-                   "routed_scaling_factor", "n_group", "topk_group", "norm_topk_prob",
-                   "output_router_logits", "num_nextn_predict_layers", "mtp_layers_block_type",
-                   "mtp_hybrid_override_pattern"});
+    reader.Ignore(
+        {// Without effect in the class.
+         "num_hidden_layers", "attention_bias", "mamba_proj_bias", "sliding_window",
+         "hidden_dropout", "expand", "mamba_expand", "use_mamba_kernels", "time_step_limit",
+         "mamba_dt_limit", "tie_word_embeddings", "norm_eps", "rms_norm_eps", "num_query_groups",
+         "max_position_embeddings", "rope_theta", "partial_rotary_factor",
+         // These keys configure training, the choice of a kernel, or a cache.
+         "time_step_max", "mamba_dt_max", "time_step_floor", "mamba_dt_init_floor",
+         "time_step_rank", "chunk_size", "mamba_chunk_size", "num_logits_to_keep",
+         "residual_in_fp32", "rescale_prenorm_residual", "mamba_ssm_cache_dtype", "ssm_cache_dtype",
+         "time_step_scale", "time_step_init_scheme",
+         // These keys describe experts, and layers that predict several tokens.
+         "n_routed_experts", "num_local_experts", "n_shared_experts", "moe_intermediate_size",
+         "moe_shared_expert_intermediate_size", "moe_latent_size", "moe_shared_expert_overlap",
+         "num_experts_per_tok", "routed_scaling_factor", "n_group", "topk_group", "norm_topk_prob",
+         "output_router_logits", "num_nextn_predict_layers", "mtp_layers_block_type",
+         "mtp_hybrid_override_pattern"});
   }
 
   static void ReadMlp(ConfigReader& reader, const Blocks& blocks, model::ModelConfig& config) {

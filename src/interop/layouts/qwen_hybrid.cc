@@ -112,6 +112,7 @@ class QwenHybrid : public GatedDeltaHybrid {
 
   model::ModelConfig ReadConfig(ConfigReader& reader) const override {
     model::ModelConfig config = ReadSizes(reader, defaults_);
+    reader.Ignore({"attn_output_gate"});  // The class always has this gate.
     config.norm.Set("zero_centered", true);
     config.mixer = ReadDelta(
         reader, {.num_heads = 16, .num_v_heads = 32, .head_dim_k = 128, .head_dim_v = 128});
