@@ -266,11 +266,13 @@ std::optional<LoadReport> LoadSession::Newest() {
       report.own = true;
       report.fell_back = !passed.empty();
       report.damage = Banners(passed, report.state);
-      for (const std::string& banner : report.damage) HL_ERROR("ckpt", banner);
+      if (control_.rank() == 0)
+        for (const std::string& banner : report.damage) HL_ERROR("ckpt", banner);
       RepairLatest(step_dir);
       return report;
     } catch (const DamageError&) {
-      HL_ERROR("ckpt", "step ", candidate.step, " is damaged: ", candidate.text);
+      if (control_.rank() == 0)
+        HL_ERROR("ckpt", "step ", candidate.step, " is damaged: ", candidate.text);
     }
     passed.push_back(std::move(candidate));
     RenameBad(step_dir);

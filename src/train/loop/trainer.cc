@@ -758,8 +758,9 @@ void Trainer::EndSave(bool must_succeed, const std::function<BackgroundSave::Rep
   } catch (const Error& error) {
     // All ranks throw the same error and decide equally. The older steps are unchanged.
     if (!must_succeed && save_policy_.GoesOnAfter(error.code())) {
-      HL_WARN("ckpt", "a save failed, training goes on: ", error.message(),
-              ". A second consecutive failure will end the run.");
+      if (context_.rank() == 0)
+        HL_WARN("ckpt", "a save failed, training goes on: ", error.message(),
+                ". A second consecutive failure will end the run.");
       return;
     }
     if (error.code() != ExitCode::kCheckpointIo) throw;
