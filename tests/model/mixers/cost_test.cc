@@ -67,7 +67,7 @@ TEST(CostOfRows, D2dDecodesInConstantMemory) {
   }
 }
 
-// What a forward pass keeps for its backward is what plans count, up to a few per cent.
+// Plans count the bytes that a forward pass keeps for its backward, within a few per cent.
 TEST(CostOfRows, LinearMixersKeepWhatPlansCount) {
   constexpr int64_t kRows = 2, kLength = 512, kWidth = 256;
   const auto with = [](const char* mixer, const std::vector<Assignment>& options) {

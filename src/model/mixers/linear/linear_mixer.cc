@@ -339,7 +339,7 @@ double LinearMixer::ActivationBytesPerToken(int64_t seq_len, int64_t bytes_per_e
   const auto values = static_cast<double>(heads_.output_dim()),
              features = static_cast<double>(heads_.num_q_heads * maps_[0]->width());
   const std::array<int64_t, 3> dims = ProjectionDims();
-  // What the convolutions and maps of q, k and v keep: their inputs, mostly.
+  // Kept by the convolutions and maps of q, k and v, mostly their inputs.
   int64_t before = heads_.num_q_heads * maps_[0]->num_activations() +
                    form_.num_steps * heads_.num_k_heads * maps_[1]->num_activations() +
                    v_activation_.num_kept() * dims[2];
