@@ -39,16 +39,19 @@ std::string WithDummyPrefix(std::string model_bytes, bool adds) {
 class SentencePieceTokenizer : public Tokenizer {
  public:
   SentencePieceTokenizer(std::string bytes, PrefixSpace prefix_space)
-      : bytes_(std::move(bytes)), prefix_space_(prefix_space), model_(Load(bytes_)) {
+      : bytes_(std::move(bytes)), prefix_space_(prefix_space) {
     if (prefix_space != PrefixSpace::kModel) {
-      with_space_ = Load(WithDummyPrefix(bytes_, true));
       without_space_ = Load(WithDummyPrefix(bytes_, false));
       // The other rules do not fit a model that removes spaces at the beginning of a text.
       std::vector<int32_t> word, after_space;
       AppendPieces(*without_space_, "a", word);
       AppendPieces(*without_space_, " a", after_space);
-      if (word == after_space) prefix_space_ = PrefixSpace::kModel;
+      if (word == after_space) {
+        prefix_space_ = PrefixSpace::kModel;
+        without_space_.reset();
+      }
     }
+    model_ = Load(prefix_space_ == PrefixSpace::kModel ? bytes_ : WithDummyPrefix(bytes_, true));
     // Encode never produces a control piece, so eos in the ids always means the end of a document.
     HL_CHECK_AS(
         ExitCode::kData, model_->eos_id() >= 0,
@@ -116,11 +119,12 @@ class SentencePieceTokenizer : public Tokenizer {
   }
 
  private:
-  static std::unique_ptr<SentencePieceModel> Load(const std::string& bytes) {
+  // `bytes`: bytes_, or a variant of them.
+  std::unique_ptr<SentencePieceModel> Load(const std::string& bytes) const {
     std::string error;
     auto model = LoadSentencePieceBridge().load(bytes, error);
     HL_CHECK_AS(ExitCode::kData, error.empty() && model->vocab_size() > 0,
-                "not a sentencepiece model (", bytes.size(),
+                "not a sentencepiece model (", bytes_.size(),
                 " bytes); sentencepiece reports: ", error.empty() ? "it has no pieces" : error,
                 ". Use a .model file, --tokenizer bytes, or --train-tokenizer.");
     return model;
@@ -142,7 +146,7 @@ class SentencePieceTokenizer : public Tokenizer {
     const bool has_space = part.starts_with(' ') || part.starts_with(kSpaceMark);
     const bool adds =
         prefix_space_ == PrefixSpace::kAlways || (prefix_space_ == PrefixSpace::kFirst && at_start);
-    return adds && !has_space ? *with_space_ : *without_space_;
+    return adds && !has_space ? *model_ : *without_space_;
   }
 
   void AppendPart(std::string_view text, bool at_start, std::vector<int32_t>& ids) const {
@@ -159,11 +163,11 @@ class SentencePieceTokenizer : public Tokenizer {
   const std::string kind_ = kSentencePieceKind;
   const std::string bytes_;
   PrefixSpace prefix_space_;
-  const std::unique_ptr<SentencePieceModel> model_;
-  std::unique_ptr<SentencePieceModel> with_space_, without_space_;  // null for kModel
-  AddedTokenMatcher names_{std::vector<AddedToken>()};              // special tokens by name
-  std::vector<std::string> text_;  // by id; empty for special and unused ids
-  bool adds_prefix_ = false;       // texts get a space in front
+  std::unique_ptr<SentencePieceModel> model_;           // puts a space in front, unless kModel
+  std::unique_ptr<SentencePieceModel> without_space_;   // only with other rules than kModel
+  AddedTokenMatcher names_{std::vector<AddedToken>()};  // special tokens by name
+  std::vector<std::string> text_;                       // by id; empty for special and unused ids
+  bool adds_prefix_ = false;                            // texts get a space in front
 };
 
 }  // namespace

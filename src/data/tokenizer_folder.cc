@@ -187,16 +187,14 @@ std::unique_ptr<Tokenizer> FindTokenizer(const fs::path& folder) {
     }
   }
   if (IsFile(model)) {
-    const nlohmann::json object =
-        IsFile(json_path) ? ReadObject(json_path) : nlohmann::json::object();
-    std::unique_ptr<Tokenizer> tokenizer = OpenSentencePiece(
-        model, FindPrefixSpace(ReadConfig(folder / kTokenizerConfigFile), object));
-    if (IsFile(json_path)) {
-      CheckTokenizerJson(json_path, object, *tokenizer);
-      tokenizer->set_begins_with_bos(BeginsWithBos(object, *tokenizer));
-    } else {
-      tokenizer->set_begins_with_bos(AddsBos(folder / kTokenizerConfigFile));
-    }
+    const bool has_json = IsFile(json_path);
+    const nlohmann::json config = ReadConfig(folder / kTokenizerConfigFile),
+                         object = has_json ? ReadObject(json_path) : nlohmann::json::object();
+    std::unique_ptr<Tokenizer> tokenizer =
+        OpenSentencePiece(model, FindPrefixSpace(config, object));
+    CheckTokenizerJson(json_path, object, *tokenizer);
+    tokenizer->set_begins_with_bos(has_json ? BeginsWithBos(object, *tokenizer)
+                                            : IsTrue(config, kAddBosToken));
     if (const fs::path added = folder / kAddedTokensFile; IsFile(added))
       CheckAddedTokens(added, *tokenizer);
     tokenizer->set_chat_templates(ReadChatTemplates(folder));
