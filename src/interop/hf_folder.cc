@@ -102,11 +102,8 @@ HfFolder HfFolder::Open(const fs::path& path) {
   folder.config_ = std::make_shared<const nlohmann::json>(ReadJson(path / "config.json"));
   // Before the files are read, because they may have types that halflife does not know.
   const auto quantization = folder.config_->find("quantization_config");
-  HL_CHECK_AS(
-      ExitCode::kData, quantization == folder.config_->end() || quantization->is_null(),
-      (path / "config.json").string(),
-      ": quantization_config is set, so the weights are quantized. Use a folder of the same "
-      "model with weights in fp32, bf16 or fp16.");
+  HL_CHECK_AS(ExitCode::kData, quantization == folder.config_->end() || quantization->is_null(),
+              (path / "config.json").string(), ": ", kQuantizedWeights);
   const fs::path index = path / "model.safetensors.index.json";
   // Takes precedence, as in transformers.
   const bool is_whole = fs::exists(path / "model.safetensors");

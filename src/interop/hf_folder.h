@@ -15,6 +15,11 @@
 
 namespace halflife::interop {
 
+// The problem of a config.json with quantization_config.
+inline constexpr char kQuantizedWeights[] =
+    "quantization_config is set, so the weights are quantized. Use a folder of the same model with "
+    "weights in fp32, bf16 or fp16.";
+
 struct HfTensor {
   std::string name;
   ckpt::StoredDType dtype = ckpt::StoredDType::kF32;

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
+#include "interop/hf_folder.h"
 #include "interop/layouts/layouts.h"
 
 namespace halflife::interop {
@@ -168,10 +169,7 @@ void IgnoreCommonKeys(ConfigReader& reader) {
   reader.Require(
       of_layers == nullptr || of_layers->empty(),
       "per_layer_config gives some layers other settings. Use a model without this key.");
-  reader.Require(
-      !reader.Has("quantization_config"),
-      "quantization_config is set, so the weights are quantized. Use a folder of the same "
-      "model with weights in fp32, bf16 or fp16.");
+  reader.Require(!reader.Has("quantization_config"), kQuantizedWeights);
 }
 
 model::ModelConfig ReadFlaFrame(ConfigReader& reader, const FrameDefaults& defaults) {
