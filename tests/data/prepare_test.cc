@@ -12,6 +12,7 @@
 #include "data/sentencepiece_bridge.h"
 #include "data/small_bpe.h"
 #include "data/small_datasets.h"
+#include "interop/small_sentencepiece.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"
 
@@ -349,9 +350,7 @@ TEST(PrepareTest, WithoutAValidationInputTheManifestHasNoSuchField) {
 }
 
 TEST(PrepareTest, TrainsASentencePieceTokenizer) {
-#ifdef __SANITIZE_ADDRESS__
-  GTEST_SKIP() << "AddressSanitizer refuses the dlopen that sentencepiece needs";
-#endif
+  SKIP_WITHOUT_SENTENCEPIECE();
   const TempDir dir;
   const auto documents = RandomDocuments(400, 6);
   WriteText(dir / "a.txt", JoinByBlankLines(documents));
@@ -522,9 +521,7 @@ TEST_F(PrepareErrorTest, NotAModel) {
 }
 
 TEST_F(PrepareErrorTest, AModelWhoseEosCouldStandInText) {
-#ifdef __SANITIZE_ADDRESS__
-  GTEST_SKIP() << "AddressSanitizer refuses the dlopen that sentencepiece needs";
-#endif
+  SKIP_WITHOUT_SENTENCEPIECE();
   const std::vector<std::string> lines = RandomDocuments(300, 1);
   size_t at = 0;
   const auto next = [&]() { return at < lines.size() ? &lines[at++] : nullptr; };

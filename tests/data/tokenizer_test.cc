@@ -21,13 +21,6 @@ using test::RandomDocuments;
 const std::string kUnicode =
     "plain, \xC3\xA4\xC3\x9F, \xE2\x82\xAC, \xE5\x8D\x8A, \xF0\x9F\x99\x82\n\n  tab\tend ";
 
-#ifdef __SANITIZE_ADDRESS__
-#define SKIP_WITHOUT_SENTENCEPIECE() \
-  GTEST_SKIP() << "AddressSanitizer refuses the dlopen that sentencepiece needs"
-#else
-#define SKIP_WITHOUT_SENTENCEPIECE() static_cast<void>(0)
-#endif
-
 std::vector<std::string> TrainingLines() {
   std::vector<HashedLine> lines;
   for (const std::string& document : RandomDocuments(400, 3)) AppendHashedLines(document, lines);

@@ -70,9 +70,7 @@ TEST(HfTokenizerTest, BpeGoesAsItCame) {
 }
 
 TEST(HfTokenizerTest, SentencePieceComesBackFromItsModel) {
-#ifdef __SANITIZE_ADDRESS__
-  GTEST_SKIP() << "AddressSanitizer refuses the dlopen that sentencepiece needs";
-#endif
+  SKIP_WITHOUT_SENTENCEPIECE();
   const halflife::test::TempDir dir;
   const auto tokenizer = data::MakeSentencePieceTokenizer(
       data::TrainSentencePiece(data::test::RandomDocuments(400, 1), 340));
@@ -111,9 +109,7 @@ TEST(HfTokenizerTest, TextsStillBeginWithBos) {
 }
 
 TEST(HfTokenizerTest, SpacesInFrontOfTextAreKept) {
-#ifdef __SANITIZE_ADDRESS__
-  GTEST_SKIP() << "AddressSanitizer refuses the dlopen that sentencepiece needs";
-#endif
+  SKIP_WITHOUT_SENTENCEPIECE();
   for (const auto rule :
        {data::PrefixSpace::kAlways, data::PrefixSpace::kFirst, data::PrefixSpace::kNever}) {
     const auto tokenizer =
@@ -156,9 +152,7 @@ TEST(HfTokenizerTest, AFolderWithoutATokenizer) {
 
 // Tokens that occur only in tokenizer.json or added_tokens.json would be lost silently.
 TEST(HfTokenizerTest, AddedTokensNextToASentencePieceModel) {
-#ifdef __SANITIZE_ADDRESS__
-  GTEST_SKIP() << "AddressSanitizer refuses the dlopen that sentencepiece needs";
-#endif
+  SKIP_WITHOUT_SENTENCEPIECE();
   const halflife::test::TempDir dir;
   WriteHfTokenizer(*data::MakeSentencePieceTokenizer(
                        data::TrainSentencePiece(data::test::RandomDocuments(400, 1), 340)),

@@ -1,9 +1,18 @@
-// A small sentencepiece model as a message that a test can change.
+// A small sentencepiece model as a message that a test can change, and a macro that skips a test in
+// builds that cannot load sentencepiece.
 #pragma once
 
+#include <gtest/gtest.h>
 #include <halflife/sentencepiece_model.pb.h>
 
 #include <string>
+
+#ifdef __SANITIZE_ADDRESS__
+#define SKIP_WITHOUT_SENTENCEPIECE() \
+  GTEST_SKIP() << "AddressSanitizer refuses the dlopen that sentencepiece needs"
+#else
+#define SKIP_WITHOUT_SENTENCEPIECE() static_cast<void>(0)
+#endif
 
 namespace halflife::interop::test {
 

@@ -10,6 +10,7 @@
 #include "data/sentencepiece_tokenizer.h"
 #include "data/small_bpe.h"
 #include "data/small_datasets.h"
+#include "interop/small_sentencepiece.h"
 #include "support/expect_error.h"
 #include "support/temp_dir.h"
 
@@ -82,9 +83,7 @@ TEST_F(InspectTokenizerTest, BpeAsItCameAndAsADatasetKeepsIt) {
 }
 
 TEST_F(InspectTokenizerTest, SentencePiece) {
-#ifdef __SANITIZE_ADDRESS__
-  GTEST_SKIP() << "AddressSanitizer refuses the dlopen that sentencepiece needs";
-#endif
+  SKIP_WITHOUT_SENTENCEPIECE();
   std::vector<data::HashedLine> lines;
   for (const std::string& text : data::test::RandomDocuments(400, 3)) {
     data::AppendHashedLines(text, lines);

@@ -216,9 +216,7 @@ TEST(EncodeChat, PartsAreEncodedAsOneText) {
 }
 
 TEST(EncodeChat, PartsOfSentencePieceAreEncodedAsOneText) {
-#ifdef __SANITIZE_ADDRESS__
-  GTEST_SKIP() << "AddressSanitizer refuses the dlopen that sentencepiece needs";
-#endif
+  SKIP_WITHOUT_SENTENCEPIECE();
   const std::vector<std::string> lines = {"hello hello abc", "<|end|> <tool> 1 ab",
                                           "c 1 abc hello"};
   const std::string model = TrainSentencePiece(lines, 278);
@@ -228,9 +226,7 @@ TEST(EncodeChat, PartsOfSentencePieceAreEncodedAsOneText) {
 
 // The text after bos does not begin the conversation.
 TEST(EncodeChat, SpacesInFrontOfTextAreAddedOnce) {
-#ifdef __SANITIZE_ADDRESS__
-  GTEST_SKIP() << "AddressSanitizer refuses the dlopen that sentencepiece needs";
-#endif
+  SKIP_WITHOUT_SENTENCEPIECE();
   const auto tokenizer = MakeSentencePieceTokenizer(
       interop::test::SmallSentencePiece(true).SerializeAsString(), PrefixSpace::kFirst);
   const ChatPiece bos = {.kind = ChatPiece::Kind::kBos}, text = {.text = "a"};

@@ -69,9 +69,7 @@ TEST_F(Examples, BeginWithBosIfTextsDo) {
 
 // A space that only a text's beginning gets is not put in front of an answer after a prompt.
 TEST_F(Examples, AnAnswerContinuesItsPrompt) {
-#ifdef __SANITIZE_ADDRESS__
-  GTEST_SKIP() << "AddressSanitizer refuses the dlopen that sentencepiece needs";
-#endif
+  SKIP_WITHOUT_SENTENCEPIECE();
   const auto tokenizer = MakeSentencePieceTokenizer(
       interop::test::SmallSentencePiece(true).SerializeAsString(), PrefixSpace::kFirst);
   const ExampleEncoder encoder(*tokenizer, {.row_len = 8});
